@@ -1,0 +1,34 @@
+"""`python -m bench NAME`."""
+
+import importlib
+
+import click
+
+from outrider.config import command
+
+NAMES = {
+    "parity": "Same tokens as transformers, and whatever drafts, batches or dies.",
+    "fleet": "16 sessions over two of each worker while draft workers come and go.",
+    "speculation": "Tokens per second with speculation over without, in one run.",
+}
+
+
+class Benchmarks(click.Group):
+    """The benchmarks, imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names."""
+        return list(NAMES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The benchmark of that name."""
+        if cmd_name not in NAMES:
+            return None
+        module = importlib.import_module(f"bench.{cmd_name.replace('-', '_')}")
+        built = command(module.Settings, module.run, name=cmd_name)
+        built.short_help = NAMES[cmd_name]
+        return built
+
+
+if __name__ == "__main__":
+    Benchmarks(name="bench", help=__doc__)(prog_name="python -m bench")

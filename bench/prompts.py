@@ -1,0 +1,65 @@
+"""Prompts to measure with: a few of our own, or a file in the format of Spec-Bench."""
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.errors import ConfigError
+
+BUILT_IN = {
+    "writing": [
+        "Write a short story about a clockmaker who repairs a clock that runs backwards.",
+        "Describe a market in a harbour town on a rainy morning.",
+    ],
+    "explain": [
+        "Explain in plain words why the sky is blue and why sunsets are red.",
+        "What is the difference between weather and climate? Give an example of each.",
+    ],
+    "code": [
+        "Write a Python function that returns the n-th Fibonacci number, with a docstring.",
+        "Write a function in Python that reverses the words of a sentence, and explain it.",
+    ],
+    "arithmetic": [
+        "A train travels 180 km in 2 hours and then 90 km in 1.5 hours. What is its average "
+        "speed over the whole journey? Show the steps.",
+        "A shop sells pens at 3 for 2 euros. How much do 21 pens cost? Show the steps.",
+    ],
+    "repeat": [
+        "Repeat the following text word for word. The keeper climbed the narrow stairs, lit the "
+        "great lamp, and watched the boats come home. When the fog was thick, he rang the bell.",
+        "Rewrite this sentence with every name replaced by 'Sam': Anna met Peter at the station, "
+        "and Peter told Anna that the train to Lyon would leave at noon.",
+    ],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text and its category."""
+
+    category: str
+    text: str
+
+
+def load_prompts(path: str | None, count: int) -> list[Prompt]:
+    """`count` prompts, taken from the categories in turn; the first turn of each question.
+
+    `path` names a file of JSON lines with `category` and `turns`; None takes our own prompts.
+    """
+    by_category: dict[str, list[Prompt]] = defaultdict(list)
+    if path is None:
+        for category, texts in BUILT_IN.items():
+            by_category[category] = [Prompt(category, text) for text in texts]
+    else:
+        if not Path(path).is_file():
+            raise ConfigError(f"no prompts at {path}: give a file of JSON lines")
+        for line in Path(path).read_text().splitlines():
+            record = json.loads(line)
+            by_category[record["category"]].append(Prompt(record["category"], record["turns"][0]))
+    chosen: list[Prompt] = []
+    turn = 0
+    while len(chosen) < count and any(len(prompts) > turn for prompts in by_category.values()):
+        chosen += [prompts[turn] for prompts in by_category.values() if len(prompts) > turn]
+        turn += 1
+    return chosen[:count]

@@ -1,0 +1,1 @@
+"""The coordinator: client sessions, the token log, placement and stop conditions."""

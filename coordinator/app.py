@@ -1,0 +1,105 @@
+"""The coordinator as a whole: what it starts, what it does twice a second, how it stops."""
+
+import asyncio
+
+from coordinator.config import Settings
+from coordinator.figures import Figures
+from coordinator.journal import RecordKeeper
+from coordinator.model import ServedModel, load_served_model
+from coordinator.pool import WorkerPool
+from coordinator.servicer import CoordinatorServicer
+from coordinator.session import Services
+from coordinator.sessions import Sessions
+from outrider import logs, rpc
+from outrider.pb.v1 import coordinator_pb2, coordinator_pb2_grpc
+from outrider.session.records import SessionRecords
+from outrider.session.redis import Redis, connect
+from outrider.session.registry import Registry
+
+REFRESH_S = 0.5
+# A Redis that hangs must not hold up running sessions for long.
+REDIS_TIMEOUT_S = 1.0
+GRACE_S = 1.0
+
+
+class Coordinator:
+    """A coordinator between `start` and `stop`, both called once, in this order."""
+
+    def __init__(self, settings: Settings, model: ServedModel, redis: Redis) -> None:
+        self._settings = settings
+        self._pool = WorkerPool(
+            Registry(redis),
+            model_fingerprint=model.fingerprint,
+            tokenizer_fingerprint=model.tokenizer.fingerprint,
+        )
+        self._services = Services(self._pool, RecordKeeper(), Figures(), settings.place_wait_s)
+        records = SessionRecords(redis, finished_ttl_s=settings.finished_ttl_s)
+        self._sessions = Sessions(self._services, records, model, settings.worker_id)
+        self._servicer = CoordinatorServicer(self._sessions, self._services, model)
+        self._server = rpc.Server()
+        self._serving = False
+        self._watcher: asyncio.Task[None] | None = None
+        self._log = logs.get(__name__)
+
+    async def start(self) -> int:
+        """Listen and return the port; health says serving once Redis answers.
+
+        Raises:
+            AddressInUseError: the port is taken.
+        """
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
+            self._servicer, self._server.grpc
+        )
+        name = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
+        port = await self._server.start(name, self._settings.host, self._settings.port)
+        self._watcher = asyncio.create_task(self._watch())
+        self._log.info("listening", host=self._settings.host, port=port)
+        return port
+
+    async def stop(self) -> None:
+        """Stop without losing what can be finished."""
+        # New work goes elsewhere first; what runs gets its time, with workers still watched.
+        self._sessions.draining = True
+        await self._set_serving(False)
+        await self._sessions.drain(self._settings.drain_s)
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.wait([self._watcher])
+        # Then the calls that are left, the links, and the last records.
+        await self._server.stop(GRACE_S)
+        await self._pool.close()
+        if self._services.keeper.reachable:
+            await self._services.keeper.catch_up()
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self._look()
+            except Exception:
+                self._log.exception("watching the workers failed; trying again")
+            await asyncio.sleep(REFRESH_S)
+
+    async def _look(self) -> None:
+        keeper = self._services.keeper
+        await self._pool.refresh()
+        if self._pool.reachable:
+            await keeper.catch_up()
+        else:
+            keeper.reachable = False
+        self._sessions.check_drafters()
+        await self._set_serving(keeper.reachable and not self._sessions.draining)
+
+    async def _set_serving(self, serving: bool) -> None:
+        if serving is not self._serving:
+            self._serving = serving
+            await self._server.set_serving(serving)
+
+
+async def serve(settings: Settings, stop: asyncio.Event) -> None:
+    """Run a coordinator until `stop`."""
+    model = await asyncio.to_thread(load_served_model, settings.model, settings.served_name)
+    async with connect(settings.redis_url, timeout_s=REDIS_TIMEOUT_S) as redis:
+        coordinator = Coordinator(settings, model, redis)
+        await coordinator.start()
+        await stop.wait()
+        await coordinator.stop()

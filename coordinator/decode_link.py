@@ -1,0 +1,131 @@
+"""One Decode stream to one verify worker, for all the sessions that are on it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import grpc
+
+from outrider import logs, rpc, wire
+from outrider.errors import InvalidRequestError
+from outrider.messages import DecodeCommand, DecodeEvent
+from outrider.pb.v1 import verify_pb2, verify_pb2_grpc
+from outrider.session.registry import WorkerRecord
+
+# A frame holds all commands that wait, up to this size; far below the message limit.
+FRAME_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """Nothing more will come for the session over `link`."""
+
+    link: "DecodeLink"
+    why: str
+
+
+Sink: TypeAlias = Callable[[DecodeEvent | LinkLost], None]
+
+
+class DecodeLink:
+    """The stream to one incarnation of a verify worker.
+
+    `send` and `attach` never wait. When the stream ends, every attached session is told
+    once, and the link is of no further use.
+    """
+
+    def __init__(self, worker: WorkerRecord, on_change: Callable[[], None]) -> None:
+        self.worker = worker
+        self.connected = False
+        self.last_event_at = time.monotonic()
+        self._on_change = on_change
+        self._log = logs.get(__name__).bind(worker_id=worker.worker_id, address=worker.address)
+        self._sinks: dict[str, Sink] = {}
+        self._outbox: list[DecodeCommand] = []
+        self._waiting = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def sessions(self) -> int:
+        """Sessions of this coordinator on the worker."""
+        return len(self._sinks)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the stream has ended, or never came about."""
+        return self._task.done()
+
+    def attach(self, session_id: str, sink: Sink) -> None:
+        """Give the session's events to `sink`."""
+        self._sinks[session_id] = sink
+
+    def detach(self, session_id: str) -> None:
+        """Drop the session's events from now on."""
+        self._sinks.pop(session_id, None)
+
+    def send(self, command: DecodeCommand) -> None:
+        """Send a command with the next frame; without a stream it is lost."""
+        self._outbox.append(command)
+        self._waiting.set()
+
+    async def close(self) -> None:
+        """End the stream."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        why = "the stream was closed"
+        try:
+            async with rpc.open_channel(self.worker.address) as channel:
+                call = verify_pb2_grpc.VerifyServiceStub(channel).Decode(self._frames())
+                await call.wait_for_connection()
+                self.connected = True
+                self._log.info("verify worker connected")
+                self._on_change()
+                async for frame in call:
+                    self.last_event_at = time.monotonic()
+                    for event in frame.events:
+                        self._deliver(event)
+                why = "the verify worker ended the stream"
+        except grpc.RpcError as error:
+            why = rpc.error_of(error, self.worker.address).message
+        except Exception:
+            why = "a fault of the coordinator"
+            self._log.exception("the link to a verify worker failed")
+        finally:
+            self._tell_lost(why)
+
+    def _tell_lost(self, why: str) -> None:
+        if self.connected:
+            self._log.warning("verify worker lost", why=why, sessions=self.sessions)
+        self.connected = False
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink(LinkLost(self, why))
+        self._on_change()
+
+    def _deliver(self, pb: verify_pb2.DecodeEvent) -> None:
+        sink = self._sinks.get(pb.session_id)
+        if sink is None:
+            return  # the session has ended or moved
+        try:
+            sink(wire.decode_event_from_pb(pb))
+        except InvalidRequestError as error:
+            self._log.error("malformed event", session_id=pb.session_id, error=error.message)
+            sink(LinkLost(self, f"it sent a malformed event: {error.message}"))
+
+    async def _frames(self) -> AsyncIterator[verify_pb2.DecodeRequest]:
+        while True:
+            await self._waiting.wait()
+            self._waiting.clear()
+            commands, self._outbox = self._outbox, []
+            frame = verify_pb2.DecodeRequest()
+            for command in commands:
+                frame.commands.append(wire.decode_command_to_pb(command))
+                if frame.ByteSize() > FRAME_BYTES:
+                    yield frame
+                    frame = verify_pb2.DecodeRequest()
+            if frame.commands:
+                yield frame

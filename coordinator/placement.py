@@ -1,0 +1,63 @@
+"""Which worker takes a session; pure functions over what the registry says.
+
+`load` counts the sessions that this coordinator has on each worker, by worker id: it is
+exact at once, while the number that a worker reports is late by a heartbeat and only
+decides between equals.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from outrider.errors import OverloadedError
+from outrider.session.registry import WorkerRecord
+
+
+def choose_verify_worker(
+    workers: Iterable[WorkerRecord], load: Mapping[str, int], *, exclude: Collection[str] = ()
+) -> WorkerRecord | None:
+    """The least loaded of the verify workers that take sessions; None when there is none.
+
+    `exclude` names workers that have refused the session.
+
+    Raises:
+        OverloadedError: there are some, and all of them are full or have refused.
+    """
+    willing = [worker for worker in workers if not worker.draining]
+    fit = [worker for worker in willing if worker.worker_id not in exclude and _room(worker, load)]
+    if willing and not fit:
+        raise OverloadedError(
+            f"all {len(willing)} verify workers are full; try again later or start another one"
+        )
+    return _least_loaded(fit, load)
+
+
+def choose_draft_worker(
+    workers: Iterable[WorkerRecord],
+    load: Mapping[str, int],
+    *,
+    tokenizer_fingerprint: str,
+    exclude: Collection[tuple[str, str]] = (),
+) -> WorkerRecord | None:
+    """The least loaded of the draft workers that fit the tokenizer and have room, if any.
+
+    `exclude` holds (worker id, incarnation) of those that the session has lost.
+    """
+    fit = [
+        worker
+        for worker in workers
+        if worker.tokenizer_fingerprint in ("", tokenizer_fingerprint)
+        and not worker.draining
+        and (worker.worker_id, worker.incarnation) not in exclude
+        and _room(worker, load)
+    ]
+    return _least_loaded(fit, load)
+
+
+def _room(worker: WorkerRecord, load: Mapping[str, int]) -> bool:
+    return load.get(worker.worker_id, 0) < worker.capacity
+
+
+def _least_loaded(workers: list[WorkerRecord], load: Mapping[str, int]) -> WorkerRecord | None:
+    def key(worker: WorkerRecord) -> tuple[int, int, str]:
+        return load.get(worker.worker_id, 0), worker.sessions, worker.worker_id
+
+    return min(workers, key=key, default=None)

@@ -1,0 +1,184 @@
+"""The workers as this coordinator sees them, and its links to the verify workers.
+
+The registry is read twice a second. A verify worker that serves the model gets one link;
+a new incarnation, or a worker that is gone, ends the old one. A worker counts as gone when
+it is missing from the registry for `grace_s` and has said nothing on its link either: after
+Redis came back empty, workers need a moment to announce themselves again, and a worker that
+drains has left the registry but still finishes its sessions.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from coordinator.decode_link import DecodeLink
+from coordinator.placement import choose_draft_worker, choose_verify_worker
+from outrider import logs
+from outrider.errors import NoVerifyWorkerError, OutriderError, RecordsUnavailableError
+from outrider.session.registry import Pool, Registry, WorkerRecord
+
+
+@dataclass(slots=True)
+class _Seen:
+    record: WorkerRecord
+    # When a listing first lacked it.
+    missing_since: float | None = None
+
+
+class WorkerPool:
+    """Knows the workers, keeps the links, and chooses who takes a session."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        model_fingerprint: str,
+        tokenizer_fingerprint: str,
+        grace_s: float = 3.0,
+    ) -> None:
+        self.reachable = False
+        self.links: dict[str, DecodeLink] = {}
+        # Sessions of this coordinator by draft worker.
+        self.drafted: Counter[str] = Counter()
+        self._registry = registry
+        self._model_fingerprint = model_fingerprint
+        self._tokenizer_fingerprint = tokenizer_fingerprint
+        self._grace_s = grace_s
+        self._seen: dict[tuple[Pool, str], _Seen] = {}
+        self._changed = asyncio.Event()
+        self._log = logs.get(__name__)
+
+    def workers(self, pool: Pool) -> list[WorkerRecord]:
+        """The workers of a pool that are in the registry."""
+        return [
+            seen.record
+            for (kind, _), seen in self._seen.items()
+            if kind is pool and seen.missing_since is None
+        ]
+
+    def is_up(self, draft_worker: WorkerRecord) -> bool:
+        """Whether this incarnation of a draft worker is there and takes sessions."""
+        seen = self._seen.get((Pool.DRAFT, draft_worker.worker_id))
+        if seen is None or seen.record.draining:
+            return False
+        return seen.record.incarnation == draft_worker.incarnation
+
+    def choose_link(self, exclude: Collection[str] = ()) -> DecodeLink | None:
+        """The link to the best verify worker for a new session; None when none is up.
+
+        Raises:
+            OverloadedError: all that are up are full, or in `exclude`.
+        """
+        load = {worker_id: link.sessions for worker_id, link in self.links.items()}
+        ready = [worker for worker in self.workers(Pool.VERIFY) if self._is_ready(worker)]
+        chosen = choose_verify_worker(ready, load, exclude=exclude)
+        return self.links[chosen.worker_id] if chosen else None
+
+    async def wait_for_link(
+        self, wait_s: float, *, exclude: Collection[str], give_up: Callable[[], bool]
+    ) -> DecodeLink | None:
+        """Like `choose_link`, but waits for a verify worker; None once `give_up` says so.
+
+        Raises:
+            NoVerifyWorkerError: none came within `wait_s`.
+            OverloadedError: all that are up are full, or in `exclude`.
+        """
+        deadline = time.monotonic() + wait_s
+        while not give_up():
+            link = self.choose_link(exclude)
+            if link is not None:
+                return link
+            changed = self._changed
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await changed.wait()
+            except TimeoutError:
+                raise self._no_verify_worker() from None
+        return None
+
+    def choose_draft_worker(self, exclude: Collection[tuple[str, str]] = ()) -> WorkerRecord | None:
+        """The best draft worker for a session, if there is one."""
+        return choose_draft_worker(
+            self.workers(Pool.DRAFT),
+            self.drafted,
+            tokenizer_fingerprint=self._tokenizer_fingerprint,
+            exclude=exclude,
+        )
+
+    def wake(self) -> None:
+        """Let those who wait for a link look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def refresh(self) -> None:
+        """Read the registry once and bring the links in line with it."""
+        try:
+            listed = await self._registry.list_workers()
+        except RecordsUnavailableError as error:
+            if self.reachable:
+                self._log.warning("can't read the registry", error=error.message)
+            self.reachable = False
+        else:
+            self.reachable = True
+            self._note(listed)
+        for worker in self.workers(Pool.VERIFY):
+            if worker.model_fingerprint == self._model_fingerprint:
+                await self._link(worker)
+        self.wake()
+        await self._forget_gone()
+
+    async def close(self) -> None:
+        """End every link."""
+        for link in list(self.links.values()):
+            await link.close()
+        self.links.clear()
+
+    def _is_ready(self, worker: WorkerRecord) -> bool:
+        link = self.links.get(worker.worker_id)
+        return (
+            link is not None
+            and link.connected
+            and link.worker.incarnation == worker.incarnation
+            and worker.model_fingerprint == self._model_fingerprint
+        )
+
+    def _note(self, listed: list[WorkerRecord]) -> None:
+        now = time.monotonic()
+        present = {(record.pool, record.worker_id) for record in listed}
+        for record in listed:
+            self._seen[record.pool, record.worker_id] = _Seen(record)
+        for key, seen in self._seen.items():
+            if key not in present and seen.missing_since is None:
+                seen.missing_since = now
+
+    async def _link(self, worker: WorkerRecord) -> None:
+        link = self.links.get(worker.worker_id)
+        if link is not None and link.worker.incarnation != worker.incarnation:
+            self._log.info("verify worker started again", worker_id=worker.worker_id)
+            await link.close()
+        if link is None or link.closed:
+            self.links[worker.worker_id] = DecodeLink(worker, self.wake)
+
+    async def _forget_gone(self) -> None:
+        now = time.monotonic()
+        for (pool, worker_id), seen in list(self._seen.items()):
+            if seen.missing_since is None or now - seen.missing_since < self._grace_s:
+                continue
+            link = self.links.get(worker_id) if pool is Pool.VERIFY else None
+            if link is not None and not link.closed and now - link.last_event_at < self._grace_s:
+                continue
+            self._log.warning("worker is gone", pool=pool.value, worker_id=worker_id)
+            del self._seen[pool, worker_id]
+            if link is not None:
+                del self.links[worker_id]
+                await link.close()
+
+    def _no_verify_worker(self) -> OutriderError:
+        others = sorted({worker.model for worker in self.workers(Pool.VERIFY)})
+        serving = f" (those that are up serve {', '.join(others)})" if others else ""
+        return NoVerifyWorkerError(
+            f"no verify worker for the model is up{serving}; start one with "
+            "`outrider verify-worker --model PATH` and the same --redis-url"
+        )

@@ -1,0 +1,1 @@
+"""The draft worker: holds drafters and their KV, and proposes tokens to verify workers."""

@@ -1,0 +1,63 @@
+"""The drafter that the settings ask for."""
+
+from dataclasses import dataclass
+
+from draft_worker.config import Settings
+from outrider.drafting.base import Drafter
+from outrider.drafting.ngram import NgramDrafter
+from outrider.errors import ConfigError
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenDrafter:
+    """A drafter and what the registry says about it.
+
+    Fingerprints are empty and `context_len` is 0 for a drafter that fits any target.
+    """
+
+    drafter: Drafter
+    model_fingerprint: str = ""
+    tokenizer_fingerprint: str = ""
+    context_len: int = 0
+
+
+def build(settings: Settings) -> ChosenDrafter:
+    """Build the drafter; a model is loaded, which takes a while.
+
+    Raises:
+        ConfigError: the settings do not fit each other or the model.
+        UnsupportedModelError: the draft model can't be served.
+        TokenizerMismatchError: the draft model has another tokenizer than the target.
+    """
+    if settings.drafter == "model":
+        return _model(settings)
+    drafter = NgramDrafter(ngram_min=settings.ngram_min, ngram_max=settings.ngram_max)
+    return ChosenDrafter(drafter)
+
+
+def _model(settings: Settings) -> ChosenDrafter:
+    # Imported here: a draft worker without a model starts without torch.
+    import torch
+
+    from outrider.drafting.model import ModelDrafter
+    from outrider.model.loading import load_model
+    from outrider.model.paged import block_bytes
+    from outrider.model.tokenizers import check_pair, load_tokenizer
+
+    # Before the weights are read, which takes longer.
+    tokenizer = load_tokenizer(settings.draft_model)
+    if settings.target:
+        check_pair(load_tokenizer(settings.target), tokenizer)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    model = load_model(settings.draft_model)
+    total_blocks = settings.kv_memory_mb * MIB // block_bytes(model)
+    if not total_blocks:
+        raise ConfigError(
+            f"--kv-memory-mb {settings.kv_memory_mb} holds no block of "
+            f"{block_bytes(model) / MIB:.1f} MiB of {model.name}; give it more"
+        )
+    drafter = ModelDrafter(model, total_blocks=total_blocks, prefill_chunk=settings.prefill_chunk)
+    return ChosenDrafter(drafter, model.fingerprint, tokenizer.fingerprint, model.context_len)

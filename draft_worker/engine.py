@@ -1,0 +1,164 @@
+"""The thread that drafts; the gRPC side only exchanges messages with it.
+
+    inbox  commands and ends of streams, in the order in which they came
+    turn   take everything in, then let the drafter work once for all that is wanted
+
+While the drafter works, commands pile up in the inbox; taken in together, only the latest
+want of each session survives. That is how a slow drafter catches up.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TypeAlias
+
+from draft_worker.figures import Figures
+from draft_worker.scheduler import Addressed, Scheduler
+from outrider import logs
+from outrider.drafting.base import Drafter
+from outrider.errors import UnavailableError
+from outrider.messages import DraftCommand, DraftEvent
+
+Emit: TypeAlias = Callable[[Sequence[DraftEvent]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamOpened:
+    stream: int
+    emit: Emit
+
+
+@dataclass(frozen=True, slots=True)
+class _Commands:
+    stream: int
+    commands: Sequence[DraftCommand]
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamClosed:
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Drain:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+_Message: TypeAlias = _StreamOpened | _Commands | _StreamClosed | _Drain | _Stop
+
+
+class Engine:
+    """Drafts for all streams in a thread of its own.
+
+    Every method is safe in any thread and returns at once, except `stop`. `drained` is done
+    when no session is left after `drain`; `finished` is done when the thread has ended, and
+    carries the exception when that was a fault.
+    """
+
+    def __init__(self, drafter: Drafter, *, max_sessions: int) -> None:
+        self.figures = Figures()
+        self.drained: Future[None] = Future()
+        self.finished: Future[None] = Future()
+        self._drafter = drafter
+        self._scheduler = Scheduler(drafter, self.figures, max_sessions=max_sessions)
+        self._inbox: SimpleQueue[_Message] = SimpleQueue()
+        self._emits: dict[int, Emit] = {}
+        self._stream_ids = itertools.count()
+        # Not a daemon: a thread inside torch must not be torn down with the interpreter.
+        self._thread = threading.Thread(target=self._run, name="draft-engine")
+        self._log = logs.get(__name__)
+
+    @property
+    def kv_blocks(self) -> tuple[int, int]:
+        """KV blocks of the drafter that are free, and all of them."""
+        return self._drafter.kv_blocks
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the batch in hand, and wait for it."""
+        self._inbox.put(_Stop())
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def drain(self) -> None:
+        """Refuse to open sessions from now on; running ones go on."""
+        self._inbox.put(_Drain())
+
+    def open_stream(self, emit: Emit) -> int:
+        """A new stream; `emit` gets its events, in the engine's thread, and must not block.
+
+        Raises:
+            UnavailableError: the engine has ended.
+        """
+        if self.finished.done():
+            raise UnavailableError("the engine of this draft worker has ended; use another one")
+        stream = next(self._stream_ids)
+        self._inbox.put(_StreamOpened(stream, emit))
+        return stream
+
+    def submit(self, stream: int, commands: Sequence[DraftCommand]) -> None:
+        """Commands that came on the stream."""
+        self._inbox.put(_Commands(stream, commands))
+
+    def close_stream(self, stream: int) -> None:
+        """End the sessions of the stream; nothing is emitted for it afterwards."""
+        self._inbox.put(_StreamClosed(stream))
+
+    def _run(self) -> None:
+        try:
+            while self._take_in():
+                if self._scheduler.has_wants:
+                    self._send(self._scheduler.answer())
+                if self._scheduler.is_drained and not self.drained.done():
+                    self.drained.set_result(None)
+            for stream in list(self._emits):
+                self._scheduler.close_stream(stream)
+            self.finished.set_result(None)
+        except Exception as fault:
+            self._log.exception("the engine failed")
+            self.finished.set_exception(fault)
+
+    def _take_in(self) -> bool:
+        """Take in all that has come, waiting for it when nothing is wanted; False to stop."""
+        running = True
+        wait = not self._scheduler.has_wants
+        while True:
+            try:
+                message = self._inbox.get(block=wait)
+            except Empty:
+                return running
+            wait = False
+            match message:
+                case _StreamOpened(stream, emit):
+                    self._emits[stream] = emit
+                case _Commands(stream, commands):
+                    # A frame that was still on its way when its stream was closed opens nothing.
+                    for command in commands if stream in self._emits else ():
+                        self._send(self._scheduler.apply(stream, command))
+                case _StreamClosed(stream):
+                    self._emits.pop(stream, None)
+                    self._scheduler.close_stream(stream)
+                case _Drain():
+                    self._scheduler.drain()
+                case _Stop():
+                    running = False
+
+    def _send(self, events: Sequence[Addressed]) -> None:
+        by_stream: dict[int, list[DraftEvent]] = {}
+        for stream, event in events:
+            by_stream.setdefault(stream, []).append(event)
+        for stream, batch in by_stream.items():
+            emit = self._emits.get(stream)
+            if emit is not None:
+                emit(batch)

@@ -1,0 +1,50 @@
+"""A local stack under a command: what is checked before, and how signals end it."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+
+import click
+
+from outrider.local.commands import StackSettings
+from outrider.local.ports import take_port
+from outrider.model.describe import describe
+from outrider.model.tokenizers import check_pair, load_tokenizer
+
+
+def check_before_start(settings: StackSettings) -> None:
+    """Find out what would go wrong before any process is started.
+
+    Raises:
+        AddressInUseError: the port is taken.
+        UnsupportedModelError: a model can't be served.
+        TokenizerMismatchError: the draft model has another tokenizer than the target.
+    """
+    take_port(settings.host, settings.port)
+    describe(settings.model)
+    if settings.drafter == "model":
+        describe(settings.draft_model)
+        if settings.draft_model != settings.model:
+            click.echo("comparing the tokenizers of the two models", err=True)
+            check_pair(load_tokenizer(settings.model), load_tokenizer(settings.draft_model))
+
+
+def run_interruptible(main: Callable[[], Awaitable[None]]) -> bool:
+    """Run `main`; whether it was ended by SIGINT or SIGTERM.
+
+    A signal cancels `main`, which then ends its processes in order; a second one hurries it.
+    """
+    try:
+        asyncio.run(_with_signals(main))
+    except asyncio.CancelledError:
+        return True
+    return False
+
+
+async def _with_signals(main: Callable[[], Awaitable[None]]) -> None:
+    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    if task is not None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+    await main()

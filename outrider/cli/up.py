@@ -1,0 +1,98 @@
+"""`outrider up`."""
+
+from dataclasses import dataclass
+
+import click
+
+from outrider.cli.models import resolve_model
+from outrider.cli.running import check_before_start, run_interruptible
+from outrider.config import CACHE, setting
+from outrider.config import command as settings_command
+from outrider.errors import ConfigError, UnavailableError
+from outrider.local.commands import DRAFTERS, StackSettings
+from outrider.local.stack import COORDINATOR, VALKEY, LocalStack
+from outrider.logs import LEVELS
+from outrider.model.embedded import EMBEDDED_MODEL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What to start."""
+
+    model: str = setting(
+        EMBEDDED_MODEL, help="The target: a transformers directory, a .gguf file, or this name."
+    )
+    drafter: str = setting(
+        "ngram",
+        choices=DRAFTERS,
+        help="ngram looks up the session's own text; model runs a draft model.",
+    )
+    draft_model: str = setting("", help="The draft model, for --drafter model.")
+    draft_workers: int = setting(1, at_least=0, help="How many draft workers.")
+    verify_workers: int = setting(1, at_least=1, help="How many verify workers.")
+    redis_url: str = setting("", help="A Redis to use; an embedded Valkey is started if empty.")
+    port: int = setting(7070, at_least=0, at_most=65535, help="Port of the coordinator.")
+    threads: int = setting(
+        0, at_least=0, help="Threads of each process with a model; 0 shares out the cores."
+    )
+    draft_len: int = setting(4, at_least=0, help="Draft length k of each round.")
+    log_level: str = setting("info", choices=LEVELS, help="Least severe level in the log files.")
+    otlp_endpoint: str | None = setting(None, help="OTLP gRPC collector for traces and metrics.")
+    cache: str = setting(CACHE, help="Directory for the embedded model.")
+
+    def __post_init__(self) -> None:
+        if self.drafter == "model" and not self.draft_model:
+            raise ConfigError("--drafter model needs --draft-model")
+        if self.drafter != "model" and self.draft_model:
+            raise ConfigError(f"--draft-model is of no use with --drafter {self.drafter}")
+
+
+def run(settings: Settings) -> None:
+    """Start coordinator, workers and records on this machine, until Ctrl-C."""
+    draft_model = settings.draft_model and resolve_model(settings.draft_model, settings.cache)
+    stack_settings = StackSettings(
+        model=resolve_model(settings.model, settings.cache),
+        drafter=settings.drafter,
+        draft_model=draft_model,
+        draft_workers=settings.draft_workers,
+        verify_workers=settings.verify_workers,
+        redis_url=settings.redis_url,
+        port=settings.port,
+        threads=settings.threads,
+        draft_len=settings.draft_len,
+        log_level=settings.log_level,
+        otlp_endpoint=settings.otlp_endpoint,
+    )
+    check_before_start(stack_settings)
+    if run_interruptible(lambda: _serve(stack_settings)):
+        click.echo("stopped", err=True)
+
+
+async def _serve(settings: StackSettings) -> None:
+    stack = LocalStack(settings, report=lambda line: click.echo(line, err=True))
+    async with stack:
+        click.echo(_summary(stack))
+        while True:
+            child = await stack.first_death()
+            end = f"{child.name} ended with exit code {child.exit_code}; its log: {child.log_path}"
+            if child.name in (COORDINATOR, VALKEY):
+                raise UnavailableError(f"{end}\n{child.log_tail()}")
+            click.echo(f"outrider: {end}", err=True)
+
+
+def _summary(stack: LocalStack) -> str:
+    settings = stack.settings
+    drafter = settings.draft_model or settings.drafter
+    server = "" if stack.address.endswith(":7070") else f" --server {stack.address}"
+    return (
+        f"ready at {stack.address}\n"
+        f"  target   {settings.model}\n"
+        f"  drafter  {drafter}\n"
+        f"  logs     {stack.run_dir}\n"
+        f"try it:    outrider generate{server} 'Once upon a time' --max-tokens 64\n"
+        f"           outrider status{server}\n"
+        "Ctrl-C stops everything"
+    )
+
+
+command = settings_command(Settings, run, name="up")

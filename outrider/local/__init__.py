@@ -1,0 +1,1 @@
+"""The whole system on one machine: its processes, their commands and their ports."""

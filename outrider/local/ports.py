@@ -1,0 +1,34 @@
+"""Ports of this machine: which are free, and who answers."""
+
+import asyncio
+import socket
+
+from outrider.errors import AddressInUseError
+
+
+def take_port(host: str, port: int) -> int:
+    """The port itself if nobody listens on it; a free one for 0.
+
+    Raises:
+        AddressInUseError: the port is taken, or it is not ours to take.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise AddressInUseError(
+                f"can't listen on {host}:{port}: {error.strerror}; "
+                "stop what uses the port, or choose another one with --port"
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+async def listens(host: str, port: int) -> bool:
+    """Whether somebody accepts connections there."""
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return False
+    writer.close()
+    return True

@@ -1,0 +1,294 @@
+"""What the parts say to each other, as plain values; `outrider.wire` puts them on the wire.
+
+Two numbers fence every message about a session:
+
+epoch     raised at each placement or change of owner; a lower epoch is refused.
+base_len  committed tokens, prompt included, before the message applies.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from outrider.errors import OutriderError
+
+
+class FinishReason(Enum):
+    """Why a session ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class TokenOrigin(Enum):
+    """How a committed token came about."""
+
+    PLAIN = "plain"
+    ACCEPTED = "accepted"
+    RECOVERED = "recovered"
+    BONUS = "bonus"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the target's distribution is processed and sampled.
+
+    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token. `seed` (64 bits,
+    unsigned) keys the noise.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """Where decoding ends, as far as token ids tell."""
+
+    max_new_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    """Whether to speculate, and the draft length k; `draft_len` 0 leaves k to the worker."""
+
+    enabled: bool = True
+    draft_len: int = 0
+
+
+@dataclass(slots=True)
+class SpeculationFigures:
+    """Counts of one session or worker; bonus tokens and unverified drafts are not in them."""
+
+    rounds: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over verified draft tokens; 0 when nothing was verified."""
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens committed by a round on average: 1 + accepted / rounds; 0 without rounds."""
+        return 1 + self.accepted_tokens / self.rounds if self.rounds else 0.0
+
+    def add_round(self, draft_tokens: int, accepted_tokens: int) -> None:
+        """Count one round that verified `draft_tokens` and accepted the first of them."""
+        self.rounds += 1
+        if not draft_tokens:
+            return
+        self.drafts += 1
+        self.draft_tokens += draft_tokens
+        self.accepted_tokens += accepted_tokens
+        self._reach(accepted_tokens)
+        for position in range(accepted_tokens):
+            self.accepted_per_position[position] += 1
+
+    def add(self, other: "SpeculationFigures") -> None:
+        """Add the counts of another session."""
+        self.rounds += other.rounds
+        self.drafts += other.drafts
+        self.draft_tokens += other.draft_tokens
+        self.accepted_tokens += other.accepted_tokens
+        self._reach(len(other.accepted_per_position))
+        for position, count in enumerate(other.accepted_per_position):
+            self.accepted_per_position[position] += count
+
+    def _reach(self, positions: int) -> None:
+        missing = positions - len(self.accepted_per_position)
+        self.accepted_per_position.extend([0] * max(missing, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class SparseDistribution:
+    """A distribution that is zero outside `token_ids`: weight over the sum of weights."""
+
+    token_ids: tuple[int, ...]
+    weights: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a drafter proposes for one session.
+
+    `parents[i]` is the index of the parent of token i, below i; -1 is the last committed
+    token. Empty `parents` means a chain. `q` is empty unless the rule needs it.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    q: tuple[SparseDistribution, ...] = ()
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each token continues the one before it."""
+        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A dense row-major little-endian tensor; `dtype` is float32, bfloat16 or float16."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Microseconds that one item spent on its way."""
+
+    queue_us: int = 0
+    compute_us: int = 0
+    batch_sessions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWorkerRef:
+    """A draft worker as the coordinator names it to a verify worker; `address` is host:port."""
+
+    worker_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionMessage:
+    """What every message about a session carries."""
+
+    session_id: str
+    epoch: int
+
+
+# --- coordinator -> verify worker ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartSession(SessionMessage):
+    """Begin, or begin again, from every committed token (prompt included)."""
+
+    token_ids: tuple[int, ...]
+    prompt_len: int
+    sampling: SamplingParams
+    endings: Endings
+    speculation: SpeculationOptions = SpeculationOptions()
+    drafter: DraftWorkerRef | None = None
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseSession(SessionMessage):
+    """Forget the session and free what it holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignDrafter(SessionMessage):
+    """Use another draft worker from now on; None takes it away."""
+
+    drafter: DraftWorkerRef | None
+
+
+DecodeCommand: TypeAlias = StartSession | CloseSession | AssignDrafter
+
+
+# --- verify worker -> coordinator ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress(SessionMessage):
+    """The tokens that one round committed after `base_len`; `origins` has one entry a token."""
+
+    base_len: int
+    token_ids: tuple[int, ...]
+    origins: tuple[TokenOrigin, ...]
+    draft_tokens: int = 0
+    timings: Timings = Timings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEnded(SessionMessage):
+    """The session met one of its endings; nothing about it follows."""
+
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFailed(SessionMessage):
+    """The session can't go on; nothing about it follows."""
+
+    error: OutriderError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterLost(SessionMessage):
+    """The session goes on in plain steps and would take another draft worker."""
+
+    worker_id: str
+    error: OutriderError
+
+
+DecodeEvent: TypeAlias = Progress | SessionEnded | SessionFailed | DrafterLost
+
+
+# --- verify worker -> draft worker --------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenDraft(SessionMessage):
+    """Begin, or begin again, from every committed token; `draft_len` 0 only prepares."""
+
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    draft_len: int = 0
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitDraft(SessionMessage):
+    """The target committed `token_ids` after `base_len`; propose `draft_len` tokens after them.
+
+    `features` maps a layer to hidden states of shape [len(token_ids), hidden].
+    """
+
+    base_len: int
+    token_ids: tuple[int, ...]
+    draft_len: int
+    features: tuple[tuple[int, Tensor], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseDraft(SessionMessage):
+    """Forget the session."""
+
+
+DraftCommand: TypeAlias = OpenDraft | CommitDraft | CloseDraft
+
+
+# --- draft worker -> verify worker --------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal(SessionMessage):
+    """A draft that continues `base_len` committed tokens; it may be shorter than asked."""
+
+    base_len: int
+    draft: Draft
+    timings: Timings = Timings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftFailed(SessionMessage):
+    """The draft worker can't draft for the session (unknown there, full, or a fault)."""
+
+    error: OutriderError
+
+
+DraftEvent: TypeAlias = Proposal | DraftFailed

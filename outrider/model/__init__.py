@@ -1,0 +1,1 @@
+"""Loading models and running them over paged KV."""

@@ -1,0 +1,158 @@
+"""What every gRPC server and channel of Outrider has in common.
+
+Servers: message limits, keepalive, the standard health service, reflection, and errors as
+`google.rpc.Status`. Channels: the same limits and keepalive.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, NoReturn
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]  # not in stubs
+from grpc_reflection.v1alpha import reflection
+from grpc_status import rpc_status
+
+from outrider.errors import (
+    AddressInUseError,
+    ConfigError,
+    InternalError,
+    OutriderError,
+    UnavailableError,
+    from_reason,
+    from_status,
+    to_status,
+)
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+KEEPALIVE_MS = 10_000
+KEEPALIVE_TIMEOUT_MS = 5_000
+
+_LIMITS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    *_LIMITS,
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+# A client may ping as often as ours does, also while nothing is said (a long prefill).
+SERVER_OPTIONS: list[tuple[str, Any]] = [
+    *_LIMITS,
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),
+]
+
+
+class Server:
+    """A grpc.aio server with health and reflection; not serving until `set_serving(True)`."""
+
+    def __init__(self) -> None:
+        self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
+        self._health = health_aio.HealthServicer()
+        self._names: list[str] = []
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+
+    async def start(self, service_name: str, host: str, port: int) -> int:
+        """Listen on host:port (0: any free port) and return the port.
+
+        Raises:
+            AddressInUseError: somebody listens there already.
+        """
+        health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+        self._names = [service_name]
+        reflection.enable_server_reflection(
+            [service_name, health_name, reflection.SERVICE_NAME], self.grpc
+        )
+        await self.set_serving(False)
+        try:
+            bound = self.grpc.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise AddressInUseError(
+                f"can't listen on {host}:{port}; is another service using the port? "
+                "Choose another one with --port"
+            ) from error
+        await self.grpc.start()
+        return int(bound)
+
+    async def set_serving(self, serving: bool) -> None:
+        """Say to health checks whether new work is welcome."""
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        value = status.SERVING if serving else status.NOT_SERVING
+        for name in ["", *self._names]:
+            await self._health.set(name, value)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, give running ones `grace_s` seconds, then cancel them."""
+        await self._health.enter_graceful_shutdown()
+        await self.grpc.stop(grace_s)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> NoReturn:
+    """End the call with the error's status and details."""
+    status = rpc_status.to_status(to_status(error))
+    await context.abort(status.code, status.details, tuple(status.trailing_metadata or ()))
+    raise AssertionError("abort returns never")
+
+
+@asynccontextmanager
+async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Turn an `OutriderError` raised in the body into the status of the call."""
+    try:
+        yield
+    except OutriderError as error:
+        await abort(context, error)
+
+
+def error_of(call_error: grpc.RpcError, target: str) -> OutriderError:
+    """The Outrider error that a failed call carries; `target` is named when nothing answered."""
+    status = rpc_status.from_call(call_error)  # type: ignore[arg-type]  # aio errors work too
+    if status is not None:
+        return from_status(status)
+    code, details = call_error.code(), call_error.details() or ""
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return UnavailableError(f"nothing answers at {target}: {details}")
+    return from_reason("", f"call to {target} failed: {code.name}: {details}", code)
+
+
+@contextmanager
+def status_as_errors(target: str) -> Iterator[None]:
+    """Turn a failed call in the body into the Outrider error that it carries."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_of(error, target) from error
+
+
+def check_address(address: str) -> None:
+    """Refuse an address without a port with a `ConfigError`."""
+    if not address.rpartition(":")[2].isdecimal() or not address.rpartition(":")[0]:
+        raise ConfigError(f"address {address!r} has no port; write HOST:PORT")
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """An asynchronous channel to host:port."""
+    check_address(address)
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+__all__ = [
+    "CHANNEL_OPTIONS",
+    "SERVER_OPTIONS",
+    "InternalError",
+    "Server",
+    "abort",
+    "check_address",
+    "error_of",
+    "errors_as_status",
+    "open_channel",
+    "status_as_errors",
+]

@@ -1,0 +1,1 @@
+"""Pure functions: distributions, noise, acceptance, endings."""

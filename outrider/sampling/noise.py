@@ -1,0 +1,93 @@
+"""Counter-based noise: a pure function of (seed, position, token, stream), never state.
+
+The hash is the finaliser of SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom
+Number Generators", OOPSLA 2014, with Stafford's variant 13 constants) in 64-bit integer
+arithmetic, so the bits are the same on every device, in every batch and at every time.
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import torch
+
+_GAMMA = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_MASK = (1 << 64) - 1
+
+
+class Stream(IntEnum):
+    """Independent noise for independent purposes."""
+
+    TARGET = 0
+
+
+def _signed(value: int) -> int:
+    """The two's complement reading of a 64-bit pattern."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _mix_int(x: int) -> int:
+    """The finaliser on one Python integer."""
+    x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
+    x = ((x ^ (x >> 27)) * _MIX_2) & _MASK
+    return x ^ (x >> 31)
+
+
+def _xor_shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """x ^ (x >>> bits); torch shifts keep the sign, the mask makes the shift logical."""
+    return x.bitwise_xor_((x >> bits).bitwise_and_((1 << (64 - bits)) - 1))
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """The finaliser on int64 values, in place."""
+    x = _xor_shifted(x, 30).mul_(_signed(_MIX_1))
+    x = _xor_shifted(x, 27).mul_(_signed(_MIX_2))
+    return _xor_shifted(x, 31)
+
+
+def key(seed: int, position: int, stream: Stream = Stream.TARGET) -> int:
+    """The 64-bit key of one position of one session."""
+    state = _mix_int((seed + _GAMMA) & _MASK)
+    state = _mix_int((state ^ position) & _MASK)
+    return _mix_int((state + int(stream) * _GAMMA) & _MASK)
+
+
+def uniforms(
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    vocab_size: int,
+    *,
+    stream: Stream = Stream.TARGET,
+    device: torch.device | None = None,
+) -> torch.Tensor:
+    """Uniform numbers in (0, 1) with 53 random bits.
+
+    Args:
+        seeds: R seeds, 64 bits unsigned.
+        positions: R positions, the index in the sequence of the token that is chosen.
+
+    Returns:
+        float64 [R, vocab_size].
+    """
+    keys = [
+        _signed(key(seed, position, stream))
+        for seed, position in zip(seeds, positions, strict=True)
+    ]
+    counters = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device)
+    counters = counters * _signed(_GAMMA)
+    bits = _mix(torch.tensor(keys, dtype=torch.int64, device=device)[:, None] + counters)
+    top_53 = (bits >> 11).bitwise_and_((1 << 53) - 1)
+    return top_53.double().add_(0.5).mul_(2.0**-53)
+
+
+def gumbels(
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    vocab_size: int,
+    *,
+    device: torch.device | None = None,
+) -> torch.Tensor:
+    """Standard Gumbel noise of the `TARGET` stream, float64 [R, vocab_size]."""
+    u = uniforms(seeds, positions, vocab_size, device=device)
+    return u.log_().neg_().log_().neg_()

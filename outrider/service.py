@@ -1,0 +1,68 @@
+"""The life of a service process: settings, logs, telemetry, signals, exit code.
+
+A service gives one coroutine that takes a `stop` event; it starts its parts, waits for the
+event and ends them in order. SIGTERM and SIGINT set the event; a second one ends at once.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Awaitable, Callable
+
+import click
+
+from outrider import logs, telemetry
+from outrider.errors import OutriderError
+
+Main = Callable[[asyncio.Event], Awaitable[None]]
+
+
+def run(
+    main: Main,
+    *,
+    service: str,
+    instance: str,
+    log_level: str,
+    otlp_endpoint: str | None,
+    metrics_port: int,
+) -> None:
+    """Run `main` until it returns; an `OutriderError` is printed plainly and exits with 1."""
+    logs.configure(log_level, service=service, instance=instance)
+    try:
+        end_telemetry = telemetry.start(
+            service, instance=instance, otlp_endpoint=otlp_endpoint, metrics_port=metrics_port
+        )
+        try:
+            asyncio.run(_until_signal(main))
+        finally:
+            end_telemetry()
+    except OutriderError as error:
+        click.echo(f"outrider {service}: {error.message}", err=True)
+        sys.exit(1)
+
+
+async def _until_signal(main: Main) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(130)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await main(stop)
+
+
+def new_worker_id(pool: str) -> str:
+    """A readable id for a worker that was given none."""
+    return f"{pool}-{socket.gethostname()}-{uuid.uuid4().hex[:6]}"
+
+
+def new_incarnation() -> str:
+    """A fresh id for this start of a process."""
+    return uuid.uuid4().hex

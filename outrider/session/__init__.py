@@ -1,0 +1,1 @@
+"""What Redis keeps: workers, session records and token logs."""

@@ -1,0 +1,195 @@
+"""The workers that are up, as Redis knows them.
+
+Each worker keeps a hash `outrider:worker:<pool>:<id>` alive by heartbeats; a worker that
+says nothing for `ttl_s` is gone. The set `outrider:workers` names the hashes, so that
+nothing scans the keyspace; a name whose hash has expired is dropped by whoever lists.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from outrider import logs
+from outrider.errors import RecordsUnavailableError
+from outrider.session.redis import Redis, Script
+
+INDEX_KEY = "outrider:workers"
+HEARTBEATS_PER_TTL = 3
+
+# Only when the hash is still gone: the worker may just have come back.
+PRUNE = Script(
+    """
+if redis.call('EXISTS', KEYS[2]) == 0 then
+  return redis.call('SREM', KEYS[1], KEYS[2])
+end
+return 0
+"""
+)
+# A worker that has started again under the same id is not withdrawn by its predecessor.
+WITHDRAW = Script(
+    """
+if redis.call('HGET', KEYS[2], 'incarnation') == ARGV[1] then
+  redis.call('DEL', KEYS[2])
+  redis.call('SREM', KEYS[1], KEYS[2])
+  return 1
+end
+return 0
+"""
+)
+
+
+class Pool(Enum):
+    """What a worker does."""
+
+    VERIFY = "verify"
+    DRAFT = "draft"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """What a worker says about itself.
+
+    `incarnation` is fresh at each start of the process. `model` is the target of a verify
+    worker and the drafter of a draft worker. `tokenizer_fingerprint` "" fits any target.
+    `capacity` and `sessions` count sessions; `context_len` counts tokens.
+    """
+
+    pool: Pool
+    worker_id: str
+    address: str
+    incarnation: str
+    model: str
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+    capacity: int
+    sessions: int
+    draining: bool
+    context_len: int
+
+
+class Registry:
+    """Says and reads which workers are up.
+
+    Every method raises `RecordsUnavailableError` when Redis does not answer.
+    """
+
+    def __init__(self, redis: Redis, ttl_s: float = 3.0) -> None:
+        self._redis = redis
+        self.ttl_s = ttl_s
+
+    async def announce(self, record: WorkerRecord) -> None:
+        """Write the record; it expires `ttl_s` seconds from now."""
+        key = _key(record.pool, record.worker_id)
+        fields = [word for pair in _to_hash(record).items() for word in pair]
+        await self._redis.transaction(
+            [
+                ("HSET", key, *fields),
+                ("PEXPIRE", key, int(self.ttl_s * 1000)),
+                ("SADD", INDEX_KEY, key),
+            ]
+        )
+
+    async def withdraw(self, record: WorkerRecord) -> None:
+        """Remove the record, unless a later incarnation of the worker has written its own."""
+        key = _key(record.pool, record.worker_id)
+        await self._redis.run(WITHDRAW, [INDEX_KEY, key], [record.incarnation])
+
+    async def list_workers(self) -> list[WorkerRecord]:
+        """Every worker that is up, by pool and id."""
+        log = logs.get(__name__)
+        names = sorted(name.decode() for name in await self._redis.command("SMEMBERS", INDEX_KEY))
+        replies = await self._redis.batch([("HGETALL", name) for name in names])
+        records = []
+        for name, reply in zip(names, replies, strict=True):
+            fields = _pairs(reply)
+            if not fields:
+                await self._redis.run(PRUNE, [INDEX_KEY, name])
+                continue
+            try:
+                records.append(_from_hash(name, fields))
+            except (KeyError, ValueError) as error:
+                # One worker of another version must not hide the rest.
+                log.warning("can't read a worker's record", key=name, error=repr(error))
+        return records
+
+
+async def keep_announced(
+    registry: Registry, read: Callable[[], WorkerRecord], stop: asyncio.Event
+) -> None:
+    """Announce what `read` gives three times per `ttl_s` until `stop`, then withdraw it.
+
+    While Redis does not answer, it keeps trying.
+    """
+    log = logs.get(__name__)
+    lost = False
+    try:
+        while not stop.is_set():
+            try:
+                await registry.announce(read())
+                if lost:
+                    log.info("announced again")
+                lost = False
+            except RecordsUnavailableError as error:
+                if not lost:
+                    log.warning("can't announce", error=error.message)
+                lost = True
+            await _set_within(stop, registry.ttl_s / HEARTBEATS_PER_TTL)
+    finally:
+        try:
+            await registry.withdraw(read())
+        except RecordsUnavailableError as error:
+            log.warning("can't withdraw; the record will expire", error=error.message)
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
+def _key(pool: Pool, worker_id: str) -> str:
+    return f"outrider:worker:{pool.value}:{worker_id}"
+
+
+def _to_hash(record: WorkerRecord) -> dict[str, str | int]:
+    return {
+        "address": record.address,
+        "incarnation": record.incarnation,
+        "model": record.model,
+        "model_fingerprint": record.model_fingerprint,
+        "tokenizer_fingerprint": record.tokenizer_fingerprint,
+        "capacity": record.capacity,
+        "sessions": record.sessions,
+        "draining": int(record.draining),
+        "context_len": record.context_len,
+    }
+
+
+def _pairs(reply: object) -> dict[str, str]:
+    """A hash reply as a dict, whichever form the protocol version gives it."""
+    if isinstance(reply, dict):
+        items = list(reply.items())
+    else:
+        assert isinstance(reply, list)
+        items = list(zip(reply[::2], reply[1::2], strict=True))
+    return {key.decode(): value.decode() for key, value in items}
+
+
+def _from_hash(key: str, fields: dict[str, str]) -> WorkerRecord:
+    _, _, pool, worker_id = key.split(":", 3)
+    return WorkerRecord(
+        pool=Pool(pool),
+        worker_id=worker_id,
+        address=fields["address"],
+        incarnation=fields["incarnation"],
+        model=fields["model"],
+        model_fingerprint=fields["model_fingerprint"],
+        tokenizer_fingerprint=fields["tokenizer_fingerprint"],
+        capacity=int(fields["capacity"]),
+        sessions=int(fields["sessions"]),
+        draining=fields["draining"] == "1",
+        context_len=int(fields["context_len"]),
+    )

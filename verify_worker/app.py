@@ -1,0 +1,108 @@
+"""A verify worker from start to stop."""
+
+import asyncio
+from collections.abc import Sequence
+
+from outrider import logs, rpc, service
+from outrider.pb.v1 import verify_pb2, verify_pb2_grpc
+from outrider.session.redis import connect
+from outrider.session.registry import Pool, Registry, WorkerRecord, keep_announced
+from verify_worker import metrics
+from verify_worker.config import Settings
+from verify_worker.draft_links import DraftLinks
+from verify_worker.engine import Engine
+from verify_worker.servicer import Identity, VerifyServicer
+from verify_worker.state import Output
+from verify_worker.streams import Streams, deliver
+from verify_worker.target import Target, load_target
+from verify_worker.tracing import SessionSpans
+
+SERVICE_NAME = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
+_STREAM_GRACE_S = 2.0
+
+
+class VerifyWorker:
+    """One worker: it loads the target, listens, announces itself, and drains at the end."""
+
+    def __init__(self, settings: Settings, worker_id: str) -> None:
+        self._settings = settings
+        self._identity = Identity(worker_id, service.new_incarnation())
+        self._log = logs.get(__name__)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Verify until `stop`; healthy while it takes new sessions.
+
+        Raises:
+            ConfigError: a setting is wrong, or the model can't be used.
+            AddressInUseError: the port is taken.
+        """
+        settings = self._settings
+        loading = asyncio.create_task(asyncio.to_thread(load_target, settings))
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        target = await loading
+        if not stop.is_set():
+            await self._serve(target, stop)
+
+    async def _serve(self, target: Target, stop: asyncio.Event) -> None:
+        settings = self._settings
+        streams = Streams()
+        loop = asyncio.get_running_loop()
+
+        def publish(outputs: Sequence[Output]) -> None:
+            loop.call_soon_threadsafe(deliver, outputs, streams, links)
+
+        engine = Engine(target.scheduler, target.runner, publish, SessionSpans())
+        links = DraftLinks(engine.post)
+        server = rpc.Server()
+        verify_pb2_grpc.add_VerifyServiceServicer_to_server(
+            VerifyServicer(self._identity, engine, streams), server.grpc
+        )
+        metrics.export(target.scheduler, settings.max_draft_len)
+        async with connect(settings.redis_url) as redis:
+            port = await server.start(SERVICE_NAME, settings.host, settings.port)
+            address = f"{settings.advertise_host or settings.host}:{port}"
+            engine.start()
+            leaving = asyncio.Event()
+            announcer = asyncio.create_task(
+                keep_announced(Registry(redis), lambda: self._record(target, address), leaving)
+            )
+            await server.set_serving(True)
+            self._log.info("serving", address=address, model=target.name)
+            try:
+                await stop.wait()
+            finally:
+                # First nobody new comes, then the sessions finish, then the parts end.
+                self._identity.draining = True
+                await server.set_serving(False)
+                leaving.set()
+                await announcer
+                await self._drain(engine)
+                streams.end_all()
+                await server.stop(_STREAM_GRACE_S)
+                await links.close()
+                await asyncio.to_thread(engine.stop)
+
+    async def _drain(self, engine: Engine) -> None:
+        """Wait for the sessions to finish, for as long as the settings allow."""
+        drained = asyncio.wrap_future(engine.drained())
+        await asyncio.wait({drained}, timeout=self._settings.drain_timeout_s)
+        if not drained.done():
+            left = len(engine.scheduler.sessions)
+            self._log.warning("sessions are left behind", sessions=left)
+
+    def _record(self, target: Target, address: str) -> WorkerRecord:
+        return WorkerRecord(
+            pool=Pool.VERIFY,
+            worker_id=self._identity.worker_id,
+            address=address,
+            incarnation=self._identity.incarnation,
+            model=target.name,
+            model_fingerprint=target.fingerprint,
+            tokenizer_fingerprint=target.tokenizer_fingerprint,
+            capacity=self._settings.max_sessions,
+            sessions=len(target.scheduler.sessions),
+            draining=self._identity.draining,
+            context_len=target.context_len,
+        )

@@ -1,0 +1,41 @@
+"""The settings of a verify worker."""
+
+from dataclasses import dataclass
+
+from outrider.config import setting
+from outrider.logs import LEVELS
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One verify worker."""
+
+    model: str = setting(help="The target: a transformers directory or a .gguf file.")
+    redis_url: str = setting(help="Redis with the registry, such as redis://127.0.0.1:6379/0.")
+    dtype: str = setting(
+        "float32", choices=("float32", "bfloat16", "float16"), help="Type of weights and KV."
+    )
+    device: str = setting("cpu", help="Where the model runs: cpu, cuda, cuda:1.")
+    draft_len: int = setting(4, at_least=0, help="Draft length k of a round, in tokens.")
+    max_draft_len: int = setting(16, at_least=1, help="Most draft tokens a request may ask for.")
+    draft_wait_s: float = setting(
+        0.0, at_least=0, help="Longest wait for a draft; 0 lets the measured step time decide."
+    )
+    max_sessions: int = setting(64, at_least=1, help="Sessions in a step; more wait their turn.")
+    step_tokens: int = setting(
+        256, at_least=16, help="Rows of a step; prompts are prefilled in chunks that fit."
+    )
+    kv_memory_mb: int = setting(1024, at_least=1, help="Memory for the target's KV, in MiB.")
+    threads: int = setting(0, at_least=0, help="Threads of torch; 0 leaves it to torch.")
+    drain_timeout_s: float = setting(
+        30.0, at_least=0, help="Seconds that sessions get to finish after SIGTERM."
+    )
+    host: str = setting("127.0.0.1", help="Address to listen on.")
+    port: int = setting(0, at_least=0, at_most=65535, help="Port to listen on; 0 takes a free one.")
+    advertise_host: str = setting("", help="Host that coordinators reach this worker at.")
+    worker_id: str = setting("", help="Name in the registry; made up when empty.")
+    log_level: str = setting("info", choices=LEVELS, help="Least severe level to log.")
+    otlp_endpoint: str | None = setting(None, help="OTLP gRPC collector for traces and metrics.")
+    metrics_port: int = setting(
+        0, at_least=0, at_most=65535, help="Port of the Prometheus page; 0 is none."
+    )

@@ -1,0 +1,182 @@
+"""The engine: a thread that takes messages, steps the scheduler, and hands out what follows.
+
+Everything else talks to it through `post` (from any thread) and `publish` (called in the
+engine's thread). Messages are handled between steps, in order.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider import logs
+from outrider.errors import InternalError, OutriderError
+from outrider.messages import (
+    AssignDrafter,
+    CloseSession,
+    DecodeCommand,
+    DraftEvent,
+    DraftFailed,
+    Proposal,
+    StartSession,
+)
+from verify_worker.scheduler import Scheduler
+from verify_worker.state import Outcome, Output, Plan
+from verify_worker.tracing import SessionSpans
+
+_LOG = logs.get(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FromCoordinator:
+    """A command that came on the Decode stream `owner`."""
+
+    owner: int
+    command: DecodeCommand
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerGone:
+    """The Decode stream `owner` ended."""
+
+    owner: int
+
+
+@dataclass(frozen=True, slots=True)
+class FromDrafter:
+    """An event of a draft worker; one that could not be read is an error."""
+
+    worker_id: str
+    event: DraftEvent | OutriderError
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterGone:
+    """The stream to a draft worker broke."""
+
+    worker_id: str
+    error: OutriderError
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Tell when no session is left."""
+
+    done: Future[None]
+
+
+Message = FromCoordinator | OwnerGone | FromDrafter | DrafterGone | Drain
+
+
+class StepRunner(Protocol):
+    """What runs a plan; `verify_worker.runner.Runner` with a real model."""
+
+    def run(self, plan: Plan) -> Outcome:
+        """One forward pass and its verdicts."""
+        ...
+
+
+class Engine:
+    """One scheduler and one runner in one thread."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        publish: Callable[[Sequence[Output]], None],
+        spans: SessionSpans,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self._runner = runner
+        self._publish = publish
+        self._spans = spans
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._drains: list[Future[None]] = []
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def post(self, message: Message) -> None:
+        """Give the engine a message; from any thread, never blocks."""
+        self._inbox.put(message)
+
+    def drained(self) -> Future[None]:
+        """Done once no session is left."""
+        done: Future[None] = Future()
+        self.post(Drain(done))
+        return done
+
+    def stop(self) -> None:
+        """End the thread after the running step and wait for it."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _loop(self) -> None:
+        plan: Plan | None = None
+        while True:
+            messages = self._take(wait=plan is None)
+            if None in messages:
+                return
+            outputs = [out for message in messages if message for out in self._handle(message)]
+            plan = self.scheduler.plan(self._clock())
+            if plan is not None:
+                outputs.extend(self._step(plan))
+            if self._drains and not self.scheduler.sessions:
+                self._drains.pop().set_result(None)
+            if outputs:
+                self._spans.observe(outputs)
+                self._publish(outputs)
+
+    def _take(self, *, wait: bool) -> list[Message | None]:
+        """All messages that are there; with `wait`, until there is one or a session wakes."""
+        taken: list[Message | None] = []
+        wake_at = self.scheduler.wake_at_s()
+        timeout = None if wake_at is None else max(wake_at - self._clock(), 0.0)
+        try:
+            taken.append(self._inbox.get(block=wait, timeout=timeout))
+            while True:
+                taken.append(self._inbox.get_nowait())
+        except queue.Empty:
+            return taken
+
+    def _step(self, plan: Plan) -> list[Output]:
+        self.scheduler.reserve(plan)
+        try:
+            outcome = self._runner.run(plan)
+        except Exception as error:
+            _LOG.exception("runner failed")
+            failure = InternalError(f"the verify worker failed: {error}")
+            outcome = Outcome((failure,) * len(plan.work), 0.0)
+        return self.scheduler.apply(plan, outcome, self._clock())
+
+    def _handle(self, message: Message) -> list[Output]:
+        scheduler = self.scheduler
+        match message:
+            case FromCoordinator(owner, StartSession() as command):
+                return scheduler.start(self._spans.begin(command), owner)
+            case FromCoordinator(_, CloseSession(session_id=session_id, epoch=epoch)):
+                self._spans.end(session_id)
+                return scheduler.close(session_id, epoch)
+            case FromCoordinator(_, AssignDrafter() as command):
+                return scheduler.drafts.assign(command)
+            case OwnerGone(owner):
+                return scheduler.close_owner(owner)
+            case FromDrafter(worker_id, Proposal() as proposal):
+                return scheduler.drafts.receive(worker_id, proposal)
+            case FromDrafter(worker_id, DraftFailed() as failure):
+                return scheduler.drafts.failed(worker_id, failure)
+            case FromDrafter(worker_id, OutriderError() as fault):
+                return scheduler.drafts.malformed(worker_id, fault.message)
+            case DrafterGone(worker_id, error):
+                return scheduler.drafts.lose(worker_id, error)
+            case Drain(done):
+                self._drains.append(done)
+                return []
+        raise AssertionError(f"unhandled message {message!r}")

@@ -1,0 +1,55 @@
+"""Metrics of the verify worker, exported from the start, also when idle.
+
+The counters of speculative decoding follow vLLM's set, so that dashboards for it can be
+pointed here.
+"""
+
+from collections.abc import Callable, Iterable
+
+from opentelemetry.metrics import CallbackOptions, Observation
+
+from outrider import telemetry
+from verify_worker.scheduler import Scheduler
+
+
+def export(scheduler: Scheduler, max_draft_len: int) -> None:
+    """Register observable instruments that read the scheduler's counters."""
+    meter = telemetry.meter(__name__)
+    counters = scheduler.counters
+
+    def reading(read: Callable[[], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        return lambda _: [Observation(read())]
+
+    def per_position(_: CallbackOptions) -> Iterable[Observation]:
+        counts = counters.speculation.accepted_per_position
+        for position in range(max_draft_len):
+            count = counts[position] if position < len(counts) else 0
+            yield Observation(count, {"position": position})
+
+    totals: dict[str, Callable[[], float]] = {
+        "outrider_spec_decode_num_drafts": lambda: counters.speculation.drafts,
+        "outrider_spec_decode_num_draft_tokens": lambda: counters.speculation.draft_tokens,
+        "outrider_spec_decode_num_accepted_tokens": lambda: counters.speculation.accepted_tokens,
+        "outrider_verify_steps": lambda: counters.steps,
+        "outrider_verify_rows": lambda: counters.rows,
+        "outrider_verify_compute_seconds": lambda: counters.compute_s,
+        "outrider_generation_tokens": lambda: counters.committed_tokens,
+        "outrider_stale_proposals": lambda: counters.stale_proposals,
+        "outrider_malformed_proposals": lambda: counters.malformed_proposals,
+        "outrider_missed_proposals": lambda: counters.missed_proposals,
+        "outrider_preemptions": lambda: counters.preemptions,
+        "outrider_failed_sessions": lambda: counters.failed_sessions,
+    }
+    for name, read in totals.items():
+        meter.create_observable_counter(name, [reading(read)])
+    meter.create_observable_counter(
+        "outrider_spec_decode_num_accepted_tokens_per_pos", [per_position]
+    )
+    gauges: dict[str, Callable[[], float]] = {
+        "outrider_kv_blocks_free": lambda: scheduler.pool.free,
+        "outrider_kv_blocks_total": lambda: scheduler.pool.total,
+        "outrider_sessions_running": lambda: scheduler.running,
+        "outrider_sessions_waiting": lambda: len(scheduler.sessions) - scheduler.running,
+    }
+    for name, read in gauges.items():
+        meter.create_observable_gauge(name, [reading(read)])

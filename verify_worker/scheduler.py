@@ -1,0 +1,270 @@
+"""Which sessions work in the next step, and what follows from it. No model, no clock, no I/O.
+
+    plan    = scheduler.plan(now)              # reads only
+    scheduler.reserve(plan)                    # blocks change hands
+    outcome = runner.run(plan)                 # the forward pass
+    outputs = scheduler.apply(plan, outcome, now)
+
+A session's tokens change only in `apply`, after the forward pass succeeded; a failed one
+leaves nothing to undo. Time is seconds on any monotonic clock.
+"""
+
+from dataclasses import dataclass
+
+from outrider.errors import FencedError, InvalidRequestError, OutriderError
+from outrider.messages import (
+    CloseDraft,
+    CommitDraft,
+    Endings,
+    FinishReason,
+    Progress,
+    SessionEnded,
+    SessionFailed,
+    StartSession,
+    Timings,
+)
+from outrider.model.blocks import BLOCK_TOKENS, BlockPool
+from outrider.sampling.acceptance import Verdict
+from outrider.sampling.endings import first_ending
+from verify_worker import policy
+from verify_worker.batch import form_batch
+from verify_worker.drafts import Drafts
+from verify_worker.state import (
+    Counters,
+    Outcome,
+    Output,
+    Plan,
+    Session,
+    ToCoordinator,
+    ToDrafter,
+    Work,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the scheduler may do.
+
+    `step_tokens` bounds the rows of a step, prefill chunks included. `draft_wait_s` 0 lets
+    the measured step time decide how long a draft is waited for.
+    """
+
+    context_len: int
+    vocab_size: int
+    max_sessions: int = 64
+    step_tokens: int = 256
+    draft_len: int = 4
+    max_draft_len: int = 16
+    draft_wait_s: float = 0.0
+
+
+class Scheduler:
+    """The sessions of a verify worker, oldest first."""
+
+    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+        self.sessions: dict[str, Session] = {}
+        self.counters = Counters()
+        self.drafts = Drafts(self.sessions, self.counters, limits.vocab_size)
+        self.pool = pool
+        self._limits = limits
+        self._clock = policy.StepClock()
+
+    @property
+    def running(self) -> int:
+        """Sessions that take part in steps; the others wait for their turn."""
+        return min(len(self.sessions), self._limits.max_sessions)
+
+    # --- commands of the coordinator -----------------------------------------------------
+
+    def start(self, command: StartSession, owner: int) -> list[Output]:
+        """Take a session; one with the same id and a lower epoch is replaced."""
+        held = self.sessions.get(command.session_id)
+        if held is not None and held.epoch >= command.epoch:
+            error: OutriderError = FencedError(
+                f"session {command.session_id} is here already with epoch {held.epoch}"
+            )
+            return [_failed(command.session_id, command.epoch, owner, error)]
+        outputs = self._forget(held) if held is not None else []
+        try:
+            endings = self._checked_endings(command)
+        except InvalidRequestError as invalid:
+            return [*outputs, _failed(command.session_id, command.epoch, owner, invalid)]
+        session = Session(
+            session_id=command.session_id,
+            epoch=command.epoch,
+            owner=owner,
+            tokens=list(command.token_ids),
+            prompt_len=command.prompt_len,
+            sampling=command.sampling,
+            endings=endings,
+            speculation=command.speculation,
+            traceparent=command.traceparent,
+            drafter=command.drafter if command.speculation.enabled else None,
+        )
+        if session.remaining <= 0:
+            ended = SessionEnded(
+                session_id=session.session_id, epoch=session.epoch, reason=FinishReason.LENGTH
+            )
+            return [*outputs, ToCoordinator(owner, ended)]
+        self.sessions[session.session_id] = session
+        return [*outputs, *self.drafts.open(session)]
+
+    def close(self, session_id: str, epoch: int) -> list[Output]:
+        """Forget a session; an older epoch means nothing any more."""
+        session = self.sessions.get(session_id)
+        if session is None or session.epoch > epoch:
+            return []
+        return self._forget(session)
+
+    def close_owner(self, owner: int) -> list[Output]:
+        """Forget every session of a Decode stream that ended."""
+        gone = [session for session in self.sessions.values() if session.owner == owner]
+        return [output for session in gone for output in self._forget(session)]
+
+    # --- the step ------------------------------------------------------------------------
+
+    def plan(self, now_s: float) -> Plan | None:
+        """The next step; None when nobody can work now."""
+        candidates = [
+            work
+            for session in list(self.sessions.values())[: self._limits.max_sessions]
+            if (work := self._work(session, now_s)) is not None
+        ]
+        holders = [session for session in self.sessions.values() if session.table.blocks]
+        plan = form_batch(candidates, holders, self.pool, self._limits.step_tokens)
+        return plan if plan.work else None
+
+    def wake_at_s(self) -> float | None:
+        """When a session that waits for a draft gives up; None when none waits."""
+        waits = [s.want.wait_until_s for s in self.sessions.values() if s.want is not None]
+        return min(waits, default=None)
+
+    def reserve(self, plan: Plan) -> None:
+        """Take blocks from the preempted and give the workers what their rows need."""
+        for session in plan.preempted:
+            self.pool.release(session.table)
+            session.draft = session.want = None
+            self.counters.preemptions += 1
+        for work in plan.work:
+            self.pool.grow(work.session.table, work.session.table.kv_len + work.rows)
+
+    def apply(self, plan: Plan, outcome: Outcome, now_s: float) -> list[Output]:
+        """Commit what the step decided."""
+        self.counters.steps += 1
+        self.counters.rows += plan.rows
+        self.counters.compute_s += outcome.compute_s
+        if all(work.committed_rows == 1 for work in plan.work):
+            self._clock.observe(outcome.compute_s)
+        timings = Timings(compute_us=int(outcome.compute_s * 1e6), batch_sessions=len(plan.work))
+        outputs: list[Output] = []
+        for work, result in zip(plan.work, outcome.results, strict=True):
+            match result:
+                case None:
+                    work.session.table.kv_len += work.committed_rows
+                case Verdict():
+                    outputs += self._commit(work, result, timings, now_s)
+                case OutriderError():
+                    outputs += self.fail(work.session, result)
+        return outputs
+
+    def fail(self, session: Session, error: OutriderError) -> list[Output]:
+        """End one session with an error."""
+        self.counters.failed_sessions += 1
+        failed = _failed(session.session_id, session.epoch, session.owner, error)
+        return [failed, *self._forget(session)]
+
+    # --- parts ---------------------------------------------------------------------------
+
+    def _work(self, session: Session, now_s: float) -> Work | None:
+        """What the session would do now; None while it waits for its draft."""
+        if session.pending > 1:
+            return Work(session, session.pending)
+        if session.draft is not None:
+            return Work(session, 1, session.draft.token_ids)
+        if session.want is not None and now_s < session.want.wait_until_s:
+            return None
+        return Work(session, 1)
+
+    def _commit(self, work: Work, verdict: Verdict, timings: Timings, now_s: float) -> list[Output]:
+        session = work.session
+        before = len(session.tokens) - session.prompt_len
+        kept, ending = first_ending(verdict.token_ids, before, session.endings)
+        verdict = verdict.cut(kept)
+        self.drafts.note_step(session, used=bool(work.draft))
+        progress = Progress(
+            session_id=session.session_id,
+            epoch=session.epoch,
+            base_len=len(session.tokens),
+            token_ids=verdict.token_ids,
+            origins=verdict.origins,
+            draft_tokens=verdict.draft_tokens,
+            timings=timings,
+        )
+        # Rows of rejected tokens stay in the blocks, beyond kv_len, and are overwritten.
+        session.table.kv_len += work.committed_rows + verdict.accepted
+        session.tokens.extend(verdict.token_ids)
+        session.figures.add_round(verdict.draft_tokens, verdict.accepted)
+        self.counters.speculation.add_round(verdict.draft_tokens, verdict.accepted)
+        self.counters.committed_tokens += kept
+        outputs: list[Output] = [ToCoordinator(session.owner, progress)]
+        if ending is None:
+            self.pool.trim(session.table, session.table.kv_len)
+            return outputs + self._ask(session, progress, now_s)
+        ended = SessionEnded(session_id=session.session_id, epoch=session.epoch, reason=ending)
+        return [*outputs, ToCoordinator(session.owner, ended), *self._forget(session)]
+
+    def _ask(self, session: Session, progress: Progress, now_s: float) -> list[Output]:
+        """Tell the draft worker what was committed and ask for the next proposal."""
+        if session.drafter is None:
+            return []
+        tokens = policy.draft_len(
+            session.speculation,
+            self._limits.draft_len,
+            session.remaining,
+            min(self._limits.max_draft_len, self._limits.step_tokens - 1),
+        )
+        if len(session.tokens) < session.resume_at_len:
+            tokens = 0
+        wait_s = policy.wait_s(tokens, self._clock.step_s, self._limits.draft_wait_s)
+        self.drafts.want(session, tokens, now_s, wait_s)
+        commit = CommitDraft(
+            session_id=session.session_id,
+            epoch=session.epoch,
+            base_len=progress.base_len,
+            token_ids=progress.token_ids,
+            draft_len=tokens,
+        )
+        return [ToDrafter(session.drafter, commit)]
+
+    def _forget(self, session: Session) -> list[Output]:
+        self.pool.release(session.table)
+        self.sessions.pop(session.session_id, None)
+        if session.drafter is None:
+            return []
+        close = CloseDraft(session_id=session.session_id, epoch=session.epoch)
+        return [ToDrafter(session.drafter, close)]
+
+    def _checked_endings(self, command: StartSession) -> Endings:
+        """The endings within the context; raises `InvalidRequestError` for what can't be."""
+        prompt, context = command.prompt_len, self._limits.context_len
+        if len(command.token_ids) > context:
+            raise InvalidRequestError(
+                f"the prompt has {prompt} tokens, the context holds {context}"
+            )
+        if any(not 0 <= token < self._limits.vocab_size for token in command.token_ids):
+            raise InvalidRequestError(
+                f"a token id is not within the vocabulary of {self._limits.vocab_size}"
+            )
+        cap = min(command.endings.max_new_tokens, context - prompt)
+        # The last committed token needs no KV.
+        needed, held = prompt + cap - 1, self.pool.total * BLOCK_TOKENS
+        if needed > held:
+            raise InvalidRequestError(
+                f"prompt and completion need KV for {needed} tokens, the pool of this worker "
+                f"holds {held}: ask for fewer tokens, or give the worker more --kv-memory-mb"
+            )
+        return Endings(cap, command.endings.stop_ids)
+
+
+def _failed(session_id: str, epoch: int, owner: int, error: OutriderError) -> ToCoordinator:
+    return ToCoordinator(owner, SessionFailed(session_id=session_id, epoch=epoch, error=error))

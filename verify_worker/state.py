@@ -1,0 +1,148 @@
+"""What the scheduler knows of a session, what a step is, and what came of it."""
+
+from dataclasses import dataclass, field
+
+from outrider.errors import OutriderError
+from outrider.messages import (
+    DecodeEvent,
+    Draft,
+    DraftCommand,
+    DraftWorkerRef,
+    Endings,
+    SamplingParams,
+    SpeculationFigures,
+    SpeculationOptions,
+)
+from outrider.model.blocks import BlockTable
+from outrider.sampling.acceptance import Verdict
+
+
+@dataclass(slots=True)
+class Want:
+    """A proposal that was asked for and has not come."""
+
+    base_len: int
+    draft_len: int
+    asked_at_s: float
+    # Until then a step without the session is better than a plain step for it.
+    wait_until_s: float
+
+
+@dataclass(slots=True)
+class Session:
+    """One session on this worker.
+
+    `owner` names the Decode stream that it answers to. `tokens` are the committed tokens,
+    prompt included; between steps `table.kv_len` is len(tokens) - 1, or less while the
+    prompt (or, after a preemption, everything) is still to be prefilled.
+    """
+
+    session_id: str
+    epoch: int
+    owner: int
+    tokens: list[int]
+    prompt_len: int
+    sampling: SamplingParams
+    endings: Endings
+    speculation: SpeculationOptions
+    traceparent: str = ""
+    drafter: DraftWorkerRef | None = None
+    table: BlockTable = field(default_factory=BlockTable)
+    want: Want | None = None
+    draft: Draft | None = None
+    # Proposals in a row that did not come in time, and how long to do without since then.
+    missed: int = 0
+    resume_at_len: int = 0
+    reopened: int = 0
+    figures: SpeculationFigures = field(default_factory=SpeculationFigures)
+
+    @property
+    def pending(self) -> int:
+        """Committed tokens without KV; 1 between decoding steps."""
+        return len(self.tokens) - self.table.kv_len
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be committed."""
+        return self.endings.max_new_tokens - (len(self.tokens) - self.prompt_len)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one session does in a step.
+
+    The rows are the first `committed_rows` committed tokens without KV, then `draft`. With
+    `decides`, the last committed token is among them: the step gives the next tokens.
+    """
+
+    session: Session
+    committed_rows: int
+    draft: tuple[int, ...] = ()
+    decides: bool = True
+
+    @property
+    def rows(self) -> int:
+        """How many rows the session takes."""
+        return self.committed_rows + len(self.draft)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens of the rows."""
+        start = self.session.table.kv_len
+        return [*self.session.tokens[start : start + self.committed_rows], *self.draft]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step: who works, and who gives up blocks for it."""
+
+    work: tuple[Work, ...]
+    preempted: tuple[Session, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows of the forward pass."""
+        return sum(work.rows for work in self.work)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a step, one entry a `Work`: a verdict, an error, or None for a chunk."""
+
+    results: tuple[Verdict | OutriderError | None, ...]
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ToCoordinator:
+    """An event for the Decode stream `owner`."""
+
+    owner: int
+    event: DecodeEvent
+
+
+@dataclass(frozen=True, slots=True)
+class ToDrafter:
+    """A command for a draft worker."""
+
+    worker: DraftWorkerRef
+    command: DraftCommand
+
+
+Output = ToCoordinator | ToDrafter
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened since the worker started."""
+
+    speculation: SpeculationFigures = field(default_factory=SpeculationFigures)
+    steps: int = 0
+    rows: int = 0
+    committed_tokens: int = 0
+    compute_s: float = 0.0
+    stale_proposals: int = 0
+    malformed_proposals: int = 0
+    missed_proposals: int = 0
+    preemptions: int = 0
+    failed_sessions: int = 0

@@ -1,0 +1,68 @@
+"""Decode streams: who is connected, and the way of an event from the engine to its stream."""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+
+from outrider import wire
+from outrider.messages import DecodeEvent
+from outrider.pb.v1 import verify_pb2
+from verify_worker.draft_links import DraftLinks
+from verify_worker.state import Output, ToCoordinator
+
+
+class Streams:
+    """The open Decode streams by their number; use it from the event loop only."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._queues: dict[int, asyncio.Queue[DecodeEvent | None]] = {}
+
+    def open(self) -> int:
+        """A number for a new stream."""
+        number = next(self._numbers)
+        self._queues[number] = asyncio.Queue()
+        return number
+
+    def close(self, number: int) -> None:
+        """Forget a stream; events for it are dropped from now on."""
+        self._queues.pop(number, None)
+
+    def end(self, number: int) -> None:
+        """Let a stream end after what is queued for it."""
+        if number in self._queues:
+            self._queues[number].put_nowait(None)
+
+    def end_all(self) -> None:
+        """Let every stream end after what is queued for it."""
+        for number in self._queues:
+            self.end(number)
+
+    def put(self, number: int, event: DecodeEvent) -> None:
+        """Queue an event for a stream, if it is still there."""
+        if number in self._queues:
+            self._queues[number].put_nowait(event)
+
+    async def next_frame(self, number: int) -> verify_pb2.DecodeResponse | None:
+        """Wait for events and give all that there are; None at the end of the stream."""
+        queue = self._queues[number]
+        events = [await queue.get()]
+        while events[-1] is not None and not queue.empty():
+            events.append(queue.get_nowait())
+        if events[-1] is None:
+            # The end again, for the next call, after what came before it.
+            queue.put_nowait(None)
+            events.pop()
+        if not events:
+            return None
+        frame = [wire.decode_event_to_pb(event) for event in events if event is not None]
+        return verify_pb2.DecodeResponse(events=frame)
+
+
+def deliver(outputs: Sequence[Output], streams: Streams, links: DraftLinks) -> None:
+    """Hand what the engine gave out to the streams; runs in the event loop."""
+    for output in outputs:
+        if isinstance(output, ToCoordinator):
+            streams.put(output.owner, output.event)
+        else:
+            links.send(output.worker, output.command)

@@ -1,10 +1,12 @@
 """`python -m bench NAME`."""
 
 import importlib
+import sys
 
 import click
 
 from outrider.config import command
+from outrider.errors import OutriderError
 
 NAMES = {
     "parity": "Same tokens as transformers, and whatever drafts, batches or dies.",
@@ -31,4 +33,7 @@ class Benchmarks(click.Group):
 
 
 if __name__ == "__main__":
-    Benchmarks(name="bench", help=__doc__)(prog_name="python -m bench")
+    try:
+        Benchmarks(name="bench", help=__doc__)(prog_name="python -m bench")
+    except OutriderError as error:
+        sys.exit(f"bench: {error.message}")

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.prompts import load_prompts
+from bench.prompts import encode, load_prompts
 from bench.report import Bar, Report, progress
 from bench.workers import Holdings, holdings, running_records
 from outrider.cli.models import resolve_model
@@ -146,7 +146,7 @@ def run(settings: Settings) -> None:
     model = resolve_model(settings.model, settings.cache)
     tokenizer = load_tokenizer(model)
     texts = load_prompts(settings.prompts, settings.sessions)
-    prompts = [tokenizer.encode(text.text)[: settings.prompt_tokens] for text in texts]
+    prompts = [encode(tokenizer, text.text, settings.prompt_tokens) for text in texts]
     report = asyncio.run(measure(settings, model, Load(settings, prompts)))
     report.print()
     report.exit(enforce=settings.bar)

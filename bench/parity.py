@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.prompts import load_prompts
+from bench.prompts import encode, load_prompts
 from bench.reference import Reference, first_difference
 from bench.report import Bar, Report, progress
 from outrider.cli.models import resolve_model
@@ -191,7 +191,7 @@ def run(settings: Settings) -> None:
     model = resolve_model(settings.model, settings.cache)
     tokenizer = load_tokenizer(model)
     texts = load_prompts(settings.prompts, settings.count)
-    prompts = [tokenizer.encode(text.text)[: settings.prompt_tokens] for text in texts]
+    prompts = [encode(tokenizer, text.text, settings.prompt_tokens) for text in texts]
     progress(f"{len(prompts)} prompts of {len({text.category for text in texts})} categories")
     reference = Reference(model)
     greedy = [tuple(reference.greedy(prompt, settings.new_tokens)) for prompt in prompts]

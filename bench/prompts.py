@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.errors import ConfigError
+from outrider.model.tokenizers import Tokenizer
 
 BUILT_IN = {
     "writing": [
@@ -40,6 +41,27 @@ class Prompt:
 
     category: str
     text: str
+
+
+def encode(tokenizer: Tokenizer, text: str, most_tokens: int) -> list[int]:
+    """The prompt as a user's message where the model has a chat template, else as it is.
+
+    A text that is too long is cut at its end, so that the whole has `most_tokens` at most.
+    """
+    if not tokenizer.has_chat_template:
+        return tokenizer.encode(text)[:most_tokens]
+
+    def rendered(content: str) -> list[int]:
+        return tokenizer.apply_chat_template([{"role": "user", "content": content}])
+
+    ids = rendered(text)
+    kept = tokenizer.encode(text)
+    while len(ids) > most_tokens:
+        kept = kept[: len(kept) - (len(ids) - most_tokens)]
+        if not kept:
+            raise ConfigError(f"the chat template alone takes more than {most_tokens} tokens")
+        ids = rendered(tokenizer.decode(kept))
+    return ids
 
 
 def load_prompts(path: str | None, count: int) -> list[Prompt]:

@@ -76,7 +76,7 @@ class DecodeLink:
         await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        why = "the stream was closed"
+        why = ""
         try:
             async with rpc.open_channel(self.worker.address) as channel:
                 call = verify_pb2_grpc.VerifyServiceStub(channel).Decode(self._frames())
@@ -98,12 +98,12 @@ class DecodeLink:
             self._tell_lost(why)
 
     def _tell_lost(self, why: str) -> None:
-        if self.connected:
+        if self.connected and why:
             self._log.warning("verify worker lost", why=why, sessions=self.sessions)
         self.connected = False
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
-            sink(LinkLost(self, why))
+            sink(LinkLost(self, why or "the link was given up"))
         self._on_change()
 
     def _deliver(self, pb: verify_pb2.DecodeEvent) -> None:

@@ -110,7 +110,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             await context.write(replies.started(session.journal.record))
             reason = await session.run(emit)
         except Exception:
-            reason = FinishReason.ERROR
+            reason = FinishReason.CANCELLED if _is_over(context) else FinishReason.ERROR
             raise
         finally:
             await self._sessions.end(session, reason)
@@ -124,10 +124,16 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             except OutriderError:
                 raise
             except Exception as error:
+                if _is_over(context):
+                    return  # a write failed because the client has gone; nobody listens
                 self._log.exception("a call failed")
                 raise InternalError(
                     f"a fault of the coordinator: {type(error).__name__}; see its log"
                 ) from error
+
+
+def _is_over(context: Context) -> bool:
+    return context.cancelled() or context.done()
 
 
 def _traceparent(context: Context) -> str:

@@ -22,11 +22,16 @@ from outrider.errors import InternalError, OutriderError, UnavailableError
 from outrider.pb.v1 import coordinator_pb2 as pb
 
 
-def call_error(error: grpc.RpcError, address: str) -> OutriderError:
-    """The error of a failed call to the coordinator; says what to start when nothing answers."""
+def call_error(error: grpc.RpcError, address: str, *, answered: bool = False) -> OutriderError:
+    """The error of a failed call to the coordinator; says what to start when nothing answers.
+
+    `answered`: it had said something before.
+    """
     found = rpc.error_of(error, address)
     from_server = rpc_status.from_call(error) is not None  # type: ignore[arg-type]  # see rpc.py
     if isinstance(found, UnavailableError) and not from_server:
+        if answered:
+            return UnavailableError(f"lost the connection to the coordinator at {address}")
         return UnavailableError(
             f"nothing answers at {address}: is a coordinator running there? "
             "`outrider up` starts everything on this machine"
@@ -60,6 +65,9 @@ class _Generation:
     def session_id(self) -> str:
         """The id of the session; known from the start."""
         return self._transcript.session_id
+
+    def _call_failed(self, error: grpc.RpcError) -> OutriderError:
+        return self._fail(call_error(error, self._address, answered=self._transcript.begun))
 
     def _fail(self, error: OutriderError) -> OutriderError:
         self._error = error
@@ -113,7 +121,7 @@ class Generation(_Generation):
             self._check_finished()
         except grpc.RpcError as error:
             if not self._closed:  # else our own cancel, which is no failure
-                raise self._fail(call_error(error, self._address)) from error
+                raise self._call_failed(error) from error
         except InternalError as error:
             raise self._fail(error) from None
         finally:
@@ -184,7 +192,7 @@ class AsyncGeneration(_Generation):
                 raise
         except grpc.RpcError as error:
             if not self._closed:
-                raise self._fail(call_error(error, self._address)) from error
+                raise self._call_failed(error) from error
         except InternalError as error:
             raise self._fail(error) from None
         finally:

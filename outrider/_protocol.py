@@ -123,7 +123,7 @@ def _speculation_to_pb(speculation: bool | int | None) -> types_pb2.SpeculationO
 
 
 class Transcript:
-    """What one `Generate` call has said so far."""
+    """What one `Generate` call has said so far; `begun` once it has said anything."""
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
@@ -131,6 +131,7 @@ class Transcript:
         self._text: list[str] = []
         self._pieces: list[Piece] = []
         self._finished: pb.Finished | None = None
+        self.begun = False
 
     @property
     def finished(self) -> bool:
@@ -143,6 +144,7 @@ class Transcript:
         Raises:
             InternalError: a delta is not the continuation of the one before.
         """
+        self.begun = True
         match response.WhichOneof("event"):
             case "started":
                 self._started = response.started

@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 
 import click
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -69,7 +70,7 @@ def _messages() -> list[dict[str, str]]:
 
 async def _stream(client: AsyncClient, settings: Settings, *, speculation: bool) -> Completion:
     click.echo(click.style(f"speculation {'on' if speculation else 'off'}", bold=True))
-    if speculation and settings.color:
+    if speculation and settings.color and sys.stdout.isatty():
         click.echo(legend())
     generation = client.generate(
         messages=_messages(),
@@ -84,10 +85,8 @@ async def _stream(client: AsyncClient, settings: Settings, *, speculation: bool)
 
 
 def _table(plain: Completion, speculative: Completion) -> Table:
-    table = Table(
-        "speculation", "tokens", "seconds", "tokens/s", "rounds", "acceptance rate",
-        "mean acceptance length",
-    )  # fmt: skip
+    headers = ("speculation", "tokens", "seconds", "tokens/s", "rounds")
+    table = Table(*headers, "acceptance\nrate", "mean acceptance\nlength", box=box.SIMPLE)
     for name, completion in (("off", plain), ("on", speculative)):
         tokens, seconds = completion.usage.completion_tokens, completion.timings.total_s
         figures = completion.speculation

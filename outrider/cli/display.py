@@ -30,8 +30,9 @@ def write_chunk(chunk: Chunk, *, color: bool) -> None:
         click.echo(chunk.text, nl=False)
         return
     for piece in chunk.pieces:
-        if piece.text:
-            click.echo(click.style(piece.text, **STYLES[piece.origin]), nl=False)
+        style = STYLES[piece.origin]
+        text = click.style(piece.text, **style) if style and piece.text else piece.text
+        click.echo(text, nl=False)
 
 
 def legend() -> str:

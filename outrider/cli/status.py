@@ -35,12 +35,12 @@ def run(settings: Settings) -> None:
     console = Console()
     console.print(_models(models))
     console.print(_workers(status))
-    console.print(
+    click.echo(
         f"sessions: {status.running_sessions} running, {status.finished_sessions} finished, "
         f"{status.completion_tokens} tokens generated"
     )
-    console.print(f"speculation: {speculation_line(status.speculation)}")
-    console.print(f"records (Redis): {'reachable' if status.redis_reachable else 'UNREACHABLE'}")
+    click.echo(f"speculation: {speculation_line(status.speculation)}")
+    click.echo(f"records (Redis): {'reachable' if status.redis_reachable else 'UNREACHABLE'}")
 
 
 def _models(models: tuple[ModelInfo, ...]) -> Table:

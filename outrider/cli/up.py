@@ -1,5 +1,6 @@
 """`outrider up`."""
 
+import asyncio
 from dataclasses import dataclass
 
 import click
@@ -72,12 +73,21 @@ async def _serve(settings: StackSettings) -> None:
     stack = LocalStack(settings, report=lambda line: click.echo(line, err=True))
     async with stack:
         click.echo(_summary(stack))
+        await _watch(stack)
+
+
+async def _watch(stack: LocalStack) -> None:
+    """Tell of processes that end; without coordinator or records there is nothing left to do."""
+    try:
         while True:
             child = await stack.first_death()
             end = f"{child.name} ended with exit code {child.exit_code}; its log: {child.log_path}"
             if child.name in (COORDINATOR, VALKEY):
                 raise UnavailableError(f"{end}\n{child.log_tail()}")
             click.echo(f"outrider: {end}", err=True)
+    except asyncio.CancelledError:
+        click.echo("stopping; once more to stop at once", err=True)
+        raise
 
 
 def _summary(stack: LocalStack) -> str:

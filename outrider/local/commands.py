@@ -23,7 +23,8 @@ class StackSettings:
     coordinator_flags, verify_flags, draft_flags: further flags of each process of that kind.
     run_dir: where the logs go; None makes a temporary directory.
     start_timeout_s: how long all parts together may take until they are ready.
-    stop_grace_s: how long a process may take to end before it is killed.
+    drain_s: how long running sessions get to finish when the stack is stopped.
+    stop_grace_s: how long a process may take after that before it is killed.
     """
 
     model: str
@@ -43,7 +44,8 @@ class StackSettings:
     draft_flags: tuple[str, ...] = ()
     run_dir: Path | None = None
     start_timeout_s: float = 300.0
-    stop_grace_s: float = 15.0
+    drain_s: float = 3.0
+    stop_grace_s: float = 10.0
 
     def __post_init__(self) -> None:
         if self.drafter not in DRAFTERS:
@@ -84,6 +86,7 @@ class Commands:
         """`python -m coordinator`."""
         settings = self._settings
         flags = ["--model", settings.model, "--host", settings.host, "--port", str(port)]
+        flags += ["--drain-s", str(settings.drain_s)]
         return self._service("coordinator", redis_url, [*flags, *settings.coordinator_flags])
 
     def verify_worker(self, redis_url: str, worker_id: str) -> list[str]:
@@ -91,6 +94,7 @@ class Commands:
         settings = self._settings
         flags = ["--worker-id", worker_id, "--model", settings.model]
         flags += ["--draft-len", str(settings.draft_len)]
+        flags += ["--drain-timeout-s", str(settings.drain_s)]
         flags += ["--threads", str(settings.model_threads)]
         return self._service("verify_worker", redis_url, [*flags, *settings.verify_flags])
 
@@ -98,6 +102,7 @@ class Commands:
         """`python -m draft_worker`."""
         settings = self._settings
         flags = ["--worker-id", worker_id, "--drafter", settings.drafter]
+        flags += ["--drain-timeout-s", str(settings.drain_s)]
         if settings.drafter == "model":
             flags += ["--draft-model", settings.draft_model, "--target", settings.model]
             flags += ["--threads", str(settings.model_threads)]

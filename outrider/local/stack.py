@@ -200,7 +200,7 @@ class LocalStack:
 
     async def stop(self, *, keep_logs: bool = False) -> None:
         """End everything; a temporary run directory goes too, unless its logs are wanted."""
-        grace_s = self.settings.stop_grace_s
+        grace_s = self.settings.drain_s + self.settings.stop_grace_s
         try:
             # The coordinator first: it ends its sessions while the workers still answer.
             await self._stop([n for n in self._children if n == COORDINATOR], grace_s)

@@ -52,6 +52,8 @@ class FakeCoordinator(pb_grpc.CoordinatorServiceServicer):
 
     def __init__(self, script: Sequence[Step]) -> None:
         self.script = list(script)
+        # Played instead when speculation is off.
+        self.plain_script: list[Step] | None = None
         self.requests: list[pb.GenerateRequest] = []
         self.metadata: list[dict[str, str]] = []
         self.remaining_s: list[float] = []
@@ -68,7 +70,7 @@ class FakeCoordinator(pb_grpc.CoordinatorServiceServicer):
         self.remaining_s.append(context.time_remaining())
         try:
             async with rpc.errors_as_status(context):
-                for step in self.script:
+                for step in self._script_for(request):
                     if isinstance(step, OutriderError):
                         raise step
                     if isinstance(step, asyncio.Event):
@@ -80,6 +82,10 @@ class FakeCoordinator(pb_grpc.CoordinatorServiceServicer):
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled.set()
             raise
+
+    def _script_for(self, request: pb.GenerateRequest) -> list[Step]:
+        off = request.speculation.mode == types_pb2.SPECULATION_MODE_OFF
+        return self.plain_script if off and self.plain_script else self.script
 
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:  # noqa: N802
         return pb.CancelResponse(cancelled=request.session_id == "running")

@@ -5,13 +5,14 @@ workers. Each appends its name to DIR/stopped when SIGTERM ends it.
 """
 
 import asyncio
+import os
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 from outrider.pb.v1 import coordinator_pb2 as pb
-from tests.support.fake_coordinator import SCRIPT, serving
+from tests.support.fake_coordinator import PLAIN, SCRIPT, delta, finished, serving, started
 
 
 async def until_sigterm(directory: Path, name: str) -> None:
@@ -23,30 +24,30 @@ async def until_sigterm(directory: Path, name: str) -> None:
         log.write(f"{name}\n")
 
 
-async def coordinator(directory: Path, port: int) -> None:
+async def coordinator(directory: Path, port: int, *, inexact: bool = False) -> None:
+    """Always says the same; an inexact one says something else without speculation."""
     async with serving(SCRIPT, port) as fake:
-        names = [pb.WORKER_POOL_VERIFY, pb.WORKER_POOL_DRAFT]
+        if inexact:
+            fake.plain_script = [started(), delta(0, (9, "Bye", PLAIN)), finished(1)]
+        pools = [pb.WORKER_POOL_VERIFY, pb.WORKER_POOL_DRAFT]
 
         async def status(request: Any, context: Any) -> pb.GetStatusResponse:
             workers = [
                 pb.WorkerInfo(
-                    pool=names[path.stem.startswith("draft")],
-                    worker_id=path.stem,
+                    pool=pools[name.startswith("draft")],
+                    worker_id=name,
                     address="127.0.0.1:1",
                     model="fake",
                     capacity=4,
                     connected=True,
                 )
-                for path in directory.glob("*-*.pid")
+                for name in sorted(p.removesuffix(".pid") for p in os.listdir(directory))
+                if "-" in name
             ]
             return pb.GetStatusResponse(workers=workers, redis_reachable=True)
 
         fake.get_status = status
         await until_sigterm(directory, "coordinator")
-
-
-async def worker(directory: Path, name: str) -> None:
-    await until_sigterm(directory, name)
 
 
 async def stubborn(directory: Path, name: str) -> None:
@@ -56,17 +57,15 @@ async def stubborn(directory: Path, name: str) -> None:
     await asyncio.Event().wait()
 
 
-async def broken(directory: Path, name: str) -> None:
-    """Ends while it starts."""
-    sys.stderr.write(f"{name}: the model has no weights\n")
-    sys.exit(3)
-
-
 if __name__ == "__main__":
     kind, where, argument = sys.argv[1:]
-    if kind == "coordinator":
-        asyncio.run(coordinator(Path(where), int(argument)))
-    else:
-        asyncio.run(
-            {"worker": worker, "stubborn": stubborn, "broken": broken}[kind](Path(where), argument)
-        )
+    match kind:
+        case "coordinator" | "inexact":
+            asyncio.run(coordinator(Path(where), int(argument), inexact=kind == "inexact"))
+        case "worker":
+            asyncio.run(until_sigterm(Path(where), argument))
+        case "stubborn":
+            asyncio.run(stubborn(Path(where), argument))
+        case "broken":
+            sys.stderr.write(f"{argument}: the model has no weights\n")
+            sys.exit(3)

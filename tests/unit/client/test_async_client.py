@@ -122,7 +122,7 @@ async def test_coordinator_that_goes_away_in_mid_stream_is_unavailable() -> None
         client = AsyncClient(fake.address)
         stream = aiter(client.generate("Hi"))
         assert (await anext(stream)).text == "Hel"
-    with pytest.raises(OutriderError):
+    with pytest.raises(OutriderError, match=fake.address):
         await anext(stream)
     await client.close()
 

@@ -45,6 +45,7 @@ def test_flags_of_each_service() -> None:
         draft_model="d",
         threads=2,
         draft_len=5,
+        drain_s=2.0,
         otlp_endpoint="http://c:4317",
         verify_flags=("--kv-memory-mb", "64"),
     )
@@ -56,13 +57,19 @@ def test_flags_of_each_service() -> None:
     }
     coordinator = commands.coordinator("redis://r", 7)
     assert coordinator[2] == "coordinator"
-    assert flags(coordinator) == shared | {"--model": "m", "--host": "127.0.0.1", "--port": "7"}
+    assert flags(coordinator) == shared | {
+        "--model": "m",
+        "--host": "127.0.0.1",
+        "--port": "7",
+        "--drain-s": "2.0",
+    }
     verify = commands.verify_worker("redis://r", "verify-1")
     assert verify[2] == "verify_worker"
     assert flags(verify) == shared | {
         "--worker-id": "verify-1",
         "--model": "m",
         "--draft-len": "5",
+        "--drain-timeout-s": "2.0",
         "--threads": "2",
         "--kv-memory-mb": "64",
     }
@@ -71,6 +78,7 @@ def test_flags_of_each_service() -> None:
     assert flags(draft) == shared | {
         "--worker-id": "draft-1",
         "--drafter": "model",
+        "--drain-timeout-s": "2.0",
         "--draft-model": "d",
         "--target": "m",
         "--threads": "2",

@@ -25,7 +25,9 @@ IGNORES_SIGTERM = [
 
 async def until_up(child: ChildProcess) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while "up" not in child.log_tail():
+        while True:
+            if "up" in child.log_tail():
+                return
             await asyncio.sleep(0.02)
 
 

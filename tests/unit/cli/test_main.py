@@ -1,0 +1,61 @@
+"""The command as a whole: help, services, names of commands."""
+
+import subprocess
+import sys
+
+from click.testing import CliRunner
+
+from outrider import __version__
+from outrider.cli import COMMANDS, main
+
+
+def test_help_lists_every_command() -> None:
+    result = CliRunner().invoke(main, ["--help"])
+    assert result.exit_code == 0
+    for name, (_, what) in COMMANDS.items():
+        assert name in result.stdout
+        assert what in result.stdout
+
+
+def test_every_command_but_the_services_has_its_own_help() -> None:
+    for name in COMMANDS:
+        if COMMANDS[name][0].endswith("services"):
+            continue
+        result = CliRunner().invoke(main, [name, "--help"])
+        assert result.exit_code == 0, name
+        assert f"{name} [OPTIONS]" in result.stdout
+
+
+def test_unknown_command_is_wrong_usage() -> None:
+    result = CliRunner().invoke(main, ["generat"])
+    assert result.exit_code == 2
+    assert "generat" in result.stderr
+
+
+def test_version() -> None:
+    assert __version__ in CliRunner().invoke(main, ["--version"]).stdout
+
+
+def test_help_loads_no_subcommand() -> None:
+    code = (
+        "import sys\nfrom outrider.cli import main\n"
+        "main(['--help'], standalone_mode=False)\n"
+        "print([m for m in sys.modules if m.startswith('outrider.cli.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_services_get_every_argument() -> None:
+    command = [sys.executable, "-m", "outrider", "draft-worker"]
+    helped = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False)
+    assert helped.returncode == 0
+    assert "--ngram-max" in helped.stdout
+    refused = subprocess.run(
+        [*command, "--redis-url", "redis://x", "--bogus", "1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert "--bogus" in refused.stderr

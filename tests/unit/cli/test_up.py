@@ -1,0 +1,188 @@
+"""`outrider up` and `outrider demo` over stand-ins, and what they refuse before they start."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import CliRunner, Result
+
+from outrider.cli import main
+from outrider.local import stack as stack_module
+from outrider.local.commands import StackSettings
+from tests.support.fake_stack import FakeCommands
+from tests.support.models import save_model
+
+DEADLINE_S = 60
+
+
+@pytest.fixture(autouse=True)
+def _kept_logs_go_with_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def up(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["up", "--port", "0", *arguments])
+
+
+def test_unknown_model_is_refused(tmp_path: Path) -> None:
+    result = up("--model", str(tmp_path / "nowhere"))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("outrider: no model at ")
+    assert "nowhere" in result.stderr
+
+
+def test_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    result = up("--model", str(tmp_path))
+    assert result.exit_code == 1
+    assert str(tmp_path) in result.stderr
+
+
+def test_wrong_tokenizer_pair_is_refused(model: Path, tmp_path: Path) -> None:
+    drafter = save_model(tmp_path / "drafter")
+    tokenizer = drafter / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("<eos>", "<end>"))
+    result = up("--model", str(model), "--drafter", "model", "--draft-model", str(drafter))
+    assert result.exit_code == 1
+    assert "id 256 is '<eos>'" in result.stderr
+    assert "'<end>'" in result.stderr
+
+
+def test_taken_port_is_refused(model: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        result = CliRunner().invoke(main, ["up", "--port", port, "--model", str(model)])
+    assert result.exit_code == 1
+    assert port in result.stderr
+    assert "--port" in result.stderr
+
+
+def test_flags_that_do_not_fit_are_wrong_usage() -> None:
+    assert up("--drafter", "model").exit_code == 2
+    assert up("--draft-model", "x").exit_code == 2
+    assert up("--drafter", "magic").exit_code == 2
+    assert up("--verify-workers", "0").exit_code == 2
+
+
+def use_stand_ins(
+    monkeypatch: pytest.MonkeyPatch, directory: Path, kinds: dict[str, str]
+) -> list[FakeCommands]:
+    made: list[FakeCommands] = []
+
+    def commands(settings: StackSettings) -> FakeCommands:
+        made.append(FakeCommands(settings, directory))
+        made[-1].kinds = kinds
+        return made[-1]
+
+    monkeypatch.setattr(stack_module, "Commands", commands)
+    return made
+
+
+def demo(model: Path) -> Result:
+    return CliRunner().invoke(main, ["demo", "--model", str(model)], env={"COLUMNS": "120"})
+
+
+def test_demo_shows_both_runs_and_that_they_are_equal(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_stand_ins(monkeypatch, tmp_path, {})
+    result = demo(model)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("Hello w!") == 2
+    assert "both texts are equal" in result.stdout
+    assert "25.0%" in result.stdout
+    assert "1.33" in result.stdout
+    stopped = (tmp_path / "stopped").read_text().split()
+    assert sorted(stopped) == ["coordinator", "draft-1", "verify-1"]
+
+
+def test_demo_fails_when_the_texts_differ(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_stand_ins(monkeypatch, tmp_path, {"coordinator": "inexact"})
+    result = demo(model)
+    assert result.exit_code == 1
+    assert "the texts differ, first at token 0" in result.stderr
+    assert (tmp_path / "stopped").read_text().startswith("coordinator")
+
+
+RUN_UP = """
+import sys
+import tempfile
+from pathlib import Path
+from outrider.cli import main
+from outrider.local import stack
+from tests.support.fake_stack import FakeCommands
+
+stack.Commands = lambda settings: FakeCommands(settings, Path(sys.argv[1]))
+main(sys.argv[2:])
+"""
+
+
+def start_up(model: Path, directory: Path) -> subprocess.Popen[str]:
+    arguments = ["up", "--model", str(model), "--port", "0"]
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN_UP, str(directory), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_up_runs_until_a_signal_and_leaves_nothing(
+    model: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    process = start_up(model, tmp_path)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready at 127.0.0.1:")
+        children = psutil.Process(process.pid).children()
+        assert len(children) == 4
+        os.kill(process.pid, number)
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0
+    assert errors.splitlines()[-1] == "stopped"
+    assert [child for child in children if child.is_running()] == []
+    assert (tmp_path / "stopped").read_text().splitlines()[0] == "coordinator"
+
+
+def test_up_ends_when_the_coordinator_dies(model: Path, tmp_path: Path) -> None:
+    process = start_up(model, tmp_path)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready at ")
+        for child in psutil.Process(process.pid).children():
+            command = child.cmdline()
+            if "draft-1" in command:
+                child.kill()
+            if "coordinator" in command:
+                coordinator = child
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "draft-1 ended with exit code -9" in line:
+                break
+        coordinator.kill()
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 1
+    assert "coordinator ended with exit code -9" in errors
+    assert "Traceback" not in errors

@@ -1,0 +1,65 @@
+from dataclasses import replace
+
+import pytest
+
+from coordinator.placement import choose_draft_worker, choose_verify_worker
+from outrider.errors import OverloadedError
+from outrider.session.registry import Pool, WorkerRecord
+
+
+def worker(worker_id: str, **fields: object) -> WorkerRecord:
+    record = WorkerRecord(
+        pool=Pool.VERIFY,
+        worker_id=worker_id,
+        address="h:1",
+        incarnation="i1",
+        model="m",
+        model_fingerprint="f",
+        tokenizer_fingerprint="",
+        capacity=4,
+        sessions=0,
+        draining=False,
+        context_len=64,
+    )
+    return replace(record, **fields)  # type: ignore[arg-type]  # the test names real fields
+
+
+def chosen(record: WorkerRecord | None) -> str | None:
+    return record and record.worker_id
+
+
+def test_least_own_sessions_then_least_reported() -> None:
+    workers = [worker("a", sessions=0), worker("b", sessions=3), worker("c", sessions=1)]
+    assert chosen(choose_verify_worker(workers, {"a": 2, "b": 1, "c": 1})) == "c"
+    assert chosen(choose_verify_worker(reversed(workers), {})) == "a"
+
+
+def test_draining_and_full_workers_take_nothing() -> None:
+    workers = [worker("a", draining=True), worker("b", capacity=1), worker("c")]
+    assert chosen(choose_verify_worker(workers, {"b": 1, "c": 3})) == "c"
+    assert choose_verify_worker([workers[0]], {}) is None
+    assert choose_verify_worker([], {}) is None
+
+
+def test_all_full_or_refusing_is_an_overload() -> None:
+    workers = [worker("a", capacity=1), worker("b")]
+    with pytest.raises(OverloadedError, match="all 2 verify workers"):
+        choose_verify_worker(workers, {"a": 1}, exclude={"b"})
+
+
+def test_draft_worker_fits_the_tokenizer() -> None:
+    workers = [
+        worker("any", tokenizer_fingerprint=""),
+        worker("ours", tokenizer_fingerprint="t1"),
+        worker("theirs", tokenizer_fingerprint="t2"),
+    ]
+
+    def choose(load: dict[str, int], **options: set[tuple[str, str]]) -> str | None:
+        return chosen(choose_draft_worker(workers, load, tokenizer_fingerprint="t1", **options))
+
+    assert choose({}) == "any"
+    assert choose({"any": 1}) == "ours"
+    assert choose({"any": 1, "ours": 2}) == "any"
+    assert choose({"any": 4, "ours": 4}) is None
+    assert choose({}, exclude={("any", "i1")}) == "ours"
+    assert choose({}, exclude={("any", "i0")}) == "any"

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import grpc
+
 from outrider import rpc
 from outrider.client import AsyncClient
 from outrider.pb.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
@@ -24,9 +26,17 @@ class Holdings:
 
 
 async def holdings(client: AsyncClient) -> list[Holdings]:
-    """Of every worker that the coordinator knows."""
+    """Of every worker that the coordinator knows and that still answers."""
     status = await client.status()
-    return [await _ask(worker.pool, worker.address) for worker in status.workers]
+    held = []
+    for worker in status.workers:
+        try:
+            held.append(await _ask(worker.pool, worker.address))
+        except grpc.aio.AioRpcError as error:
+            # One that was killed stays in the registry for a few seconds.
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+    return held
 
 
 async def _ask(pool: str, address: str) -> Holdings:

@@ -38,7 +38,7 @@ class GenerateCall:
 async def read_request(
     request: coordinator_pb2.GenerateRequest, model: ServedModel
 ) -> GenerateCall:
-    """The request with its defaults filled in: temperature 1, everything up to the context.
+    """The request with its defaults filled in: greedy, everything up to the context.
 
     Raises:
         InvalidRequestError: it can't be served; the message says why.
@@ -77,7 +77,7 @@ async def read_request(
 
 
 def _sampling(request: coordinator_pb2.GenerateRequest) -> SamplingParams:
-    temperature = request.temperature if request.HasField("temperature") else 1.0
+    temperature = request.temperature if request.HasField("temperature") else 0.0
     top_p = request.top_p if request.HasField("top_p") else 1.0
     if not (math.isfinite(temperature) and temperature >= 0):
         raise InvalidRequestError(f"temperature must be a number from 0 up, not {temperature}")

@@ -59,5 +59,10 @@ def _model(settings: Settings) -> ChosenDrafter:
             f"--kv-memory-mb {settings.kv_memory_mb} holds no block of "
             f"{block_bytes(model) / MIB:.1f} MiB of {model.name}; give it more"
         )
-    drafter = ModelDrafter(model, total_blocks=total_blocks, prefill_chunk=settings.prefill_chunk)
+    drafter = ModelDrafter(
+        model,
+        total_blocks=total_blocks,
+        prefill_chunk=settings.prefill_chunk,
+        token_count=min(tokenizer.vocab_size, model.vocab_size),
+    )
     return ChosenDrafter(drafter, model.fingerprint, tokenizer.fingerprint, model.context_len)

@@ -94,10 +94,11 @@ class Drafts:
         ):
             self._counters.stale_proposals += 1
             return []
+        # Whatever it is, nothing better will come: no more waiting.
+        session.want = None
         fault = self._fault(proposal.draft, want)
         if fault:
             return self.malformed(worker_id, fault)
-        session.want = None
         session.reopened = 0
         # An empty draft says that the drafter has nothing: a plain step at once.
         session.draft = proposal.draft if proposal.draft.token_ids else None

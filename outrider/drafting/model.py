@@ -54,11 +54,21 @@ class ModelDrafter:
     `total_blocks` of KV are shared by all sessions. When they run out, the session that was
     idle for longest loses its KV, which its tokens rebuild. A call prefills at most
     `prefill_chunk` rows of long catch-ups, so that one long prompt does not hold up the
-    other sessions. Past the context of the model it proposes nothing.
+    other sessions. Past the context of the model it proposes nothing, and never an id from
+    `token_count` on: where the tokenizer has fewer ids than the embedding has rows, the rest
+    is padding, and a target would call a draft with such an id malformed.
     """
 
-    def __init__(self, model: LoadedModel, *, total_blocks: int, prefill_chunk: int = 256) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        total_blocks: int,
+        prefill_chunk: int = 256,
+        token_count: int | None = None,
+    ) -> None:
         self._model = model
+        self._token_count = token_count or model.vocab_size
         self._paged = PagedModel(model, total_blocks)
         self._prefill_chunk = prefill_chunk
         self._sessions: dict[str, _Session] = {}
@@ -208,7 +218,7 @@ class ModelDrafter:
         while drafting:
             # logits: [len(drafting), vocab]
             chosen = target_tokens(
-                logits,
+                logits[:, : self._token_count],
                 [turn.session.sampling for turn in drafting],
                 [len(turn.session.token_ids) + len(turn.draft) for turn in drafting],
             )

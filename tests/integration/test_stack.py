@@ -134,10 +134,10 @@ async def test_sixteen_sessions_while_draft_workers_come_and_go(target: Path) ->
         assert reasons <= {FinishReason.STOP, FinishReason.LENGTH}
 
         async def idle() -> bool:
-            return all(worker.idle for worker in await holdings(client))
+            held = await holdings(client)
+            return len(held) == 4 and all(worker.idle for worker in held)
 
         await until(idle, "blocks or sessions are left on a worker")
-        assert len(await holdings(client)) == 4
         assert await running_records(stack.redis_url) == []
 
 
@@ -176,7 +176,7 @@ async def test_generate_json_against_a_running_system(target: Path) -> None:
         answer = json.loads(out)
         assert len(answer["token_ids"]) == answer["usage"]["completion_tokens"] <= 12
         assert answer["finish_reason"] in ("stop", "length")
-        assert set(answer["speculation"]) == {
+        assert set(answer["speculation"]) >= {
             "rounds",
             "draft_tokens",
             "accepted_tokens",

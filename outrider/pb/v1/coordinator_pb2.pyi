@@ -79,6 +79,7 @@ class GenerateRequest(_message.Message):
     max_tokens: _builtins.int
     """Absent: up to the context limit."""
     temperature: _builtins.float
+    """Absent: 0, greedy."""
     top_k: _builtins.int
     top_p: _builtins.float
     seed: _builtins.int

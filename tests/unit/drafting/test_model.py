@@ -355,3 +355,10 @@ def test_a_reused_session_id_and_reused_blocks_carry_nothing_over(
     drafter.close("s")
     drafter.close("s")
     assert drafter.free_blocks == 4
+
+
+def test_padding_of_the_embedding_is_never_proposed(model: LoadedModel) -> None:
+    drafter = ModelDrafter(model, total_blocks=8, token_count=5)
+    for number in range(8):
+        drafter.open(f"s{number}", prompt(9 + number), SamplingParams(1.0, seed=number))
+        assert max(proposed(drafter, f"s{number}", 6)) < 5

@@ -169,6 +169,8 @@ def test_case_24_malformed_drafts_are_dropped_and_quarantined(
         assert not worker.lost
         send(worker)
         assert worker.scheduler.counters.malformed_proposals == count
+        # Nothing better will come: a plain step at once.
+        assert worker.step()
     # The third one is enough: both sessions leave the worker.
     assert {event.session_id for event in worker.lost} == {"s", "t"}
     assert "malformed" in worker.lost[0].error.message

@@ -41,7 +41,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         arrived = time.monotonic()
         async with self._errors(context):
             with self._tracer.start_as_current_span(
-                "outrider.generate",
+                "coordinator.generate",
                 context=telemetry.context_of(_traceparent(context)),
                 kind=trace.SpanKind.SERVER,
             ) as span:

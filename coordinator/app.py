@@ -61,7 +61,7 @@ class Coordinator:
         # New work goes elsewhere first; what runs gets its time, with workers still watched.
         self._sessions.draining = True
         await self._set_serving(False)
-        await self._sessions.drain(self._settings.drain_s)
+        await self._sessions.drain(self._settings.drain_timeout_s)
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.wait([self._watcher])

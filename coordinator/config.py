@@ -16,12 +16,14 @@ class Settings:
     redis_url: str = setting(help="Redis with sessions and workers: redis://HOST:PORT/DB.")
     served_name: str = setting("", help="Name of the model for clients (default: the path's name).")
     host: str = setting("127.0.0.1", help="Address to listen on.")
-    port: int = setting(7070, help="Port to listen on; 0 takes any free one.", at_least=0)
+    port: int = setting(
+        7070, at_least=0, at_most=65535, help="Port to listen on; 0 takes any free one."
+    )
     worker_id: str = setting("", help="Name of this coordinator (default: generated).")
     place_wait_s: float = setting(
         5.0, help="Seconds that a session waits for a verify worker to be up.", at_least=0
     )
-    drain_s: float = setting(
+    drain_timeout_s: float = setting(
         30.0, help="Seconds that running sessions get to finish after SIGTERM.", at_least=0
     )
     finished_ttl_s: float = setting(
@@ -31,4 +33,6 @@ class Settings:
     otlp_endpoint: str | None = setting(
         None, help="OTLP gRPC address for traces and metrics, such as http://collector:4317."
     )
-    metrics_port: int = setting(0, help="Port of a Prometheus page; 0 opens none.", at_least=0)
+    metrics_port: int = setting(
+        0, at_least=0, at_most=65535, help="Port of a Prometheus page; 0 opens none."
+    )

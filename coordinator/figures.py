@@ -27,16 +27,17 @@ class Figures:
             "outrider_completion_tokens", description="Tokens committed after prompts."
         )
         self._drafts = counter(
-            "outrider_spec_decode_num_drafts", description="Drafts that were verified."
+            "outrider_delivered_spec_decode_num_drafts", description="Drafts that were verified."
         )
         self._draft_tokens = counter(
-            "outrider_spec_decode_num_draft_tokens", description="Draft tokens verified."
+            "outrider_delivered_spec_decode_num_draft_tokens", description="Draft tokens verified."
         )
         self._accepted_tokens = counter(
-            "outrider_spec_decode_num_accepted_tokens", description="Draft tokens accepted."
+            "outrider_delivered_spec_decode_num_accepted_tokens",
+            description="Draft tokens accepted.",
         )
         self._accepted_per_position = counter(
-            "outrider_spec_decode_num_accepted_tokens_per_pos",
+            "outrider_delivered_spec_decode_num_accepted_tokens_per_pos",
             description="Draft tokens accepted, by their position in the draft.",
         )
         plain = (self._started, self._tokens, self._drafts)

@@ -28,7 +28,11 @@ class _Seen:
 
 
 class WorkerPool:
-    """Knows the workers, keeps the links, and chooses who takes a session."""
+    """Knows the workers, keeps the links, and chooses who takes a session.
+
+    Only verify workers with the model's fingerprint are used: all sessions see one model. An
+    empty `model_fingerprint` takes that of the first worker with the right tokenizer.
+    """
 
     def __init__(
         self,
@@ -124,7 +128,7 @@ class WorkerPool:
             self.reachable = True
             self._note(listed)
         for worker in self.workers(Pool.VERIFY):
-            if worker.model_fingerprint == self._model_fingerprint:
+            if self._serves_model(worker):
                 await self._link(worker)
         self.wake()
         await self._forget_gone()
@@ -135,13 +139,22 @@ class WorkerPool:
             await link.close()
         self.links.clear()
 
+    def _serves_model(self, worker: WorkerRecord) -> bool:
+        if worker.tokenizer_fingerprint not in ("", self._tokenizer_fingerprint):
+            return False
+        if not self._model_fingerprint:
+            # Without weights at hand, the first worker says which they are.
+            self._model_fingerprint = worker.model_fingerprint
+            self._log.info("model found", fingerprint=worker.model_fingerprint)
+        return worker.model_fingerprint == self._model_fingerprint
+
     def _is_ready(self, worker: WorkerRecord) -> bool:
         link = self.links.get(worker.worker_id)
         return (
             link is not None
             and link.connected
             and link.worker.incarnation == worker.incarnation
-            and worker.model_fingerprint == self._model_fingerprint
+            and self._serves_model(worker)
         )
 
     def _note(self, listed: list[WorkerRecord]) -> None:

@@ -15,6 +15,7 @@ def run(settings: Settings) -> None:
         instance=worker_id,
         log_level=settings.log_level,
         otlp_endpoint=settings.otlp_endpoint,
+        metrics_host=settings.host,
         metrics_port=settings.metrics_port,
     )
 

@@ -17,7 +17,7 @@ from outrider.errors import AddressInUseError
 
 
 def install(
-    service: str, instance: str, otlp_endpoint: str | None, metrics_port: int
+    service: str, instance: str, otlp_endpoint: str | None, metrics_host: str, metrics_port: int
 ) -> Callable[[], None]:
     """Set the process-wide providers; the returned function flushes and ends them."""
     attributes = {"service.name": f"outrider-{service}", "service.instance.id": instance}
@@ -27,7 +27,7 @@ def install(
     if metrics_port:
         readers.append(PrometheusMetricReader())
         try:
-            server, _ = start_http_server(metrics_port)
+            server, _ = start_http_server(metrics_port, addr=metrics_host)
         except OSError as error:
             raise AddressInUseError(
                 f"can't serve metrics on port {metrics_port}: {error.strerror}; "

@@ -85,7 +85,7 @@ class NotFoundError(OutriderError):
 
 
 class UnknownModelError(NotFoundError):
-    """No verify worker serves the model."""
+    """The coordinator serves another model."""
 
     reason = "UNKNOWN_MODEL"
 

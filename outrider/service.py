@@ -27,13 +27,18 @@ def run(
     instance: str,
     log_level: str,
     otlp_endpoint: str | None,
+    metrics_host: str,
     metrics_port: int,
 ) -> None:
     """Run `main` until it returns; an `OutriderError` is printed plainly and exits with 1."""
     logs.configure(log_level, service=service, instance=instance)
     try:
         end_telemetry = telemetry.start(
-            service, instance=instance, otlp_endpoint=otlp_endpoint, metrics_port=metrics_port
+            service,
+            instance=instance,
+            otlp_endpoint=otlp_endpoint,
+            metrics_host=metrics_host,
+            metrics_port=metrics_port,
         )
         try:
             asyncio.run(_until_signal(main))

@@ -16,19 +16,25 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 def start(
-    service: str, *, instance: str = "", otlp_endpoint: str | None = None, metrics_port: int = 0
+    service: str,
+    *,
+    instance: str = "",
+    otlp_endpoint: str | None = None,
+    metrics_host: str = "127.0.0.1",
+    metrics_port: int = 0,
 ) -> Callable[[], None]:
     """Install exporters for this process and return the function that flushes and ends them.
 
-    `otlp_endpoint` is an OTLP gRPC address such as http://collector:4317; `metrics_port` 0
-    opens no Prometheus page. With neither, nothing is installed. A collector that is down
-    costs nothing but the data: exporting happens in the background with bounded buffers.
+    `otlp_endpoint` is an OTLP gRPC address such as http://collector:4317. The Prometheus page
+    is at `metrics_host`:`metrics_port`; port 0 opens none. With neither, nothing is
+    installed. A collector that is down costs nothing but the data: exporting happens in the
+    background with bounded buffers.
     """
     if not otlp_endpoint and not metrics_port:
         return lambda: None
     from outrider import _exporters
 
-    return _exporters.install(service, instance, otlp_endpoint, metrics_port)
+    return _exporters.install(service, instance, otlp_endpoint, metrics_host, metrics_port)
 
 
 def tracer(name: str) -> trace.Tracer:

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from outrider import logs, rpc, service
+from outrider.errors import InternalError
 from outrider.pb.v1 import verify_pb2, verify_pb2_grpc
 from outrider.session.redis import connect
 from outrider.session.registry import Pool, Registry, WorkerRecord, keep_announced
@@ -35,6 +37,7 @@ class VerifyWorker:
         Raises:
             ConfigError: a setting is wrong, or the model can't be used.
             AddressInUseError: the port is taken.
+            InternalError: the engine failed.
         """
         settings = self._settings
         loading = asyncio.create_task(asyncio.to_thread(load_target, settings))
@@ -70,24 +73,34 @@ class VerifyWorker:
             )
             await server.set_serving(True)
             self._log.info("serving", address=address, model=target.name)
+            died = asyncio.wrap_future(engine.finished)
+            stopped = asyncio.create_task(stop.wait())
             try:
-                await stop.wait()
+                waiting: set[asyncio.Future[Any]] = {stopped, died}
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             finally:
+                stopped.cancel()
                 # First nobody new comes, then the sessions finish, then the parts end.
                 self._identity.draining = True
                 await server.set_serving(False)
                 leaving.set()
                 await announcer
-                await self._drain(engine)
+                await self._drain(engine, died)
                 streams.end_all()
                 await server.stop(_STREAM_GRACE_S)
                 await links.close()
                 await asyncio.to_thread(engine.stop)
+            if died.done() and died.exception() is not None:
+                raise InternalError("the engine failed; the log has the traceback")
 
-    async def _drain(self, engine: Engine) -> None:
+    async def _drain(self, engine: Engine, died: asyncio.Future[None]) -> None:
         """Wait for the sessions to finish, for as long as the settings allow."""
         drained = asyncio.wrap_future(engine.drained())
-        await asyncio.wait({drained}, timeout=self._settings.drain_timeout_s)
+        await asyncio.wait(
+            {drained, died},
+            timeout=self._settings.drain_timeout_s,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
         if not drained.done():
             left = len(engine.scheduler.sessions)
             self._log.warning("sessions are left behind", sessions=left)

@@ -110,7 +110,8 @@ class Drafts:
         self._malformed[worker_id] = self._malformed.get(worker_id, 0) + 1
         if self._malformed[worker_id] < MALFORMED_TO_QUARANTINE:
             return []
-        del self._malformed[worker_id]
+        # Should the coordinator send sessions there again, one more is enough.
+        self._malformed[worker_id] = MALFORMED_TO_QUARANTINE - 1
         closes: list[Output] = [
             ToDrafter(
                 session.drafter, CloseDraft(session_id=session.session_id, epoch=session.epoch)

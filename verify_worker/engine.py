@@ -28,6 +28,7 @@ from verify_worker.state import Outcome, Output, Plan
 from verify_worker.tracing import SessionSpans
 
 _LOG = logs.get(__name__)
+_LEAST_WAIT_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,11 @@ class StepRunner(Protocol):
 
 
 class Engine:
-    """One scheduler and one runner in one thread."""
+    """One scheduler and one runner in one thread.
+
+    `finished` is done when the thread has ended, and carries the exception when that was a
+    fault.
+    """
 
     def __init__(
         self,
@@ -91,13 +96,14 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
+        self.finished: Future[None] = Future()
         self._runner = runner
         self._publish = publish
         self._spans = spans
         self._clock = clock
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._drains: list[Future[None]] = []
-        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -117,6 +123,15 @@ class Engine:
         """End the thread after the running step and wait for it."""
         self._inbox.put(None)
         self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except BaseException as fault:
+            _LOG.exception("the engine failed")
+            self.finished.set_exception(fault)
+        else:
+            self.finished.set_result(None)
 
     def _loop(self) -> None:
         plan: Plan | None = None
@@ -138,7 +153,8 @@ class Engine:
         """All messages that are there; with `wait`, until there is one or a session wakes."""
         taken: list[Message | None] = []
         wake_at = self.scheduler.wake_at_s()
-        timeout = None if wake_at is None else max(wake_at - self._clock(), 0.0)
+        # A session can be due and still have to wait for blocks: no spinning meanwhile.
+        timeout = None if wake_at is None else max(wake_at - self._clock(), _LEAST_WAIT_S)
         try:
             taken.append(self._inbox.get(block=wait, timeout=timeout))
             while True:

@@ -4,11 +4,15 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 
-from outrider import wire
+from outrider import logs, wire
 from outrider.messages import DecodeEvent
 from outrider.pb.v1 import verify_pb2
 from verify_worker.draft_links import DraftLinks
 from verify_worker.state import Output, ToCoordinator
+
+_LOG = logs.get(__name__)
+# More than a coordinator that reads ever leaves lying.
+MOST_EVENTS = 10_000
 
 
 class Streams:
@@ -40,12 +44,24 @@ class Streams:
 
     def put(self, number: int, event: DecodeEvent) -> None:
         """Queue an event for a stream, if it is still there."""
-        if number in self._queues:
-            self._queues[number].put_nowait(event)
+        queue = self._queues.get(number)
+        if queue is None:
+            return
+        if queue.qsize() < MOST_EVENTS:
+            queue.put_nowait(event)
+            return
+        _LOG.warning("a coordinator reads no events; its stream ends", stream=number)
+        self.close(number)
+        # What is queued goes with it: without its gaps it would be of no use.
+        while not queue.empty():
+            queue.get_nowait()
+        queue.put_nowait(None)
 
     async def next_frame(self, number: int) -> verify_pb2.DecodeResponse | None:
         """Wait for events and give all that there are; None at the end of the stream."""
-        queue = self._queues[number]
+        queue = self._queues.get(number)
+        if queue is None:
+            return None
         events = [await queue.get()]
         while events[-1] is not None and not queue.empty():
             events.append(queue.get_nowait())

@@ -86,7 +86,7 @@ class Commands:
         """`python -m coordinator`."""
         settings = self._settings
         flags = ["--model", settings.model, "--host", settings.host, "--port", str(port)]
-        flags += ["--drain-s", str(settings.drain_s)]
+        flags += ["--drain-timeout-s", str(settings.drain_s)]
         return self._service("coordinator", redis_url, [*flags, *settings.coordinator_flags])
 
     def verify_worker(self, redis_url: str, worker_id: str) -> list[str]:

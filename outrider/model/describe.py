@@ -22,7 +22,8 @@ _VOLATILE_KEYS = {"_name_or_path", "_model_name_or_path", "transformers_version"
 class ModelDescription:
     """A checkpoint in a few words.
 
-    Two checkpoints with one `fingerprint` give the same tokens. `context_len` counts tokens,
+    Two checkpoints with one `fingerprint` give the same tokens; it is empty where the weights
+    are not at hand. `context_len` counts tokens,
     prompt included. `vocab_size` is the number of rows of the embedding, padding included.
     """
 
@@ -83,6 +84,8 @@ def _stop_ids(where: Path, config: dict[str, Any]) -> frozenset[int]:
 
 
 def _fingerprint(config: dict[str, Any], weights: list[Path]) -> str:
+    if not weights:
+        return ""
     kept = {key: value for key, value in config.items() if key not in _VOLATILE_KEYS}
     digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode())
     for file in weights:

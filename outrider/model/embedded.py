@@ -83,7 +83,7 @@ def ensure_embedded_model(
 ) -> Path:
     """The directory of the embedded model, fetched and converted if it is not there yet.
 
-    Takes about half a minute and 1.2 GB of disk the first time, and nothing afterwards.
+    Takes about half a minute and 0.7 GB of disk the first time, and nothing afterwards.
 
     Raises:
         UnavailableError: it can't be downloaded.

@@ -339,7 +339,7 @@ async def test_a_worker_that_refuses_is_not_asked_again(stack: Stack) -> None:
 
 
 async def test_stopping_refuses_new_sessions_and_ends_running_ones(stack: Stack) -> None:
-    coordinator = await stack.start_coordinator(drain_s=0.5)
+    coordinator = await stack.start_coordinator(drain_timeout_s=0.5)
     worker = await stack.add_verify()
     quick, slow = stack.generate(session_id="quick"), stack.generate(session_id="slow")
     start, _ = await worker.started("quick"), await worker.started("slow")

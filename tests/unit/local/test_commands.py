@@ -61,7 +61,7 @@ def test_flags_of_each_service() -> None:
         "--model": "m",
         "--host": "127.0.0.1",
         "--port": "7",
-        "--drain-s": "2.0",
+        "--drain-timeout-s": "2.0",
     }
     verify = commands.verify_worker("redis://r", "verify-1")
     assert verify[2] == "verify_worker"

@@ -1,0 +1,125 @@
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from outrider.messages import (
+    CloseSession,
+    Draft,
+    Endings,
+    FinishReason,
+    Progress,
+    Proposal,
+    SamplingParams,
+    SessionEnded,
+    StartSession,
+)
+from outrider.model.blocks import BlockPool
+from tests.support.scheduling import DRAFTER
+from tests.support.synthetic import VOCABULARY, SyntheticRunner, plain_decoding
+from verify_worker.engine import Engine, FromCoordinator, FromDrafter, OwnerGone
+from verify_worker.scheduler import Limits, Scheduler
+from verify_worker.state import Output, ToCoordinator, ToDrafter
+from verify_worker.streams import MOST_EVENTS, Streams
+from verify_worker.tracing import SessionSpans
+
+PROMPT = tuple(range(1, 8))
+
+
+class Host:
+    """An engine in its thread, and what it publishes."""
+
+    def __init__(self) -> None:
+        scheduler = Scheduler(BlockPool(32), Limits(context_len=256, vocab_size=VOCABULARY))
+        self.tokens: list[int] = []
+        self.ended = threading.Event()
+        self.engine = Engine(scheduler, SyntheticRunner(), self.publish, SessionSpans())
+        self.engine.start()
+
+    def start(self, new: int = 20) -> None:
+        command = StartSession(
+            session_id="s",
+            epoch=1,
+            token_ids=PROMPT,
+            prompt_len=len(PROMPT),
+            sampling=SamplingParams(),
+            endings=Endings(new),
+            drafter=DRAFTER,
+        )
+        self.engine.post(FromCoordinator(1, command))
+
+    def publish(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, ToDrafter):
+                self.draft(output)
+            elif isinstance(output, ToCoordinator) and isinstance(output.event, Progress):
+                self.tokens.extend(output.event.token_ids)
+            elif isinstance(output.event, SessionEnded):
+                self.ended.set()
+
+    def draft(self, output: ToDrafter) -> None:
+        wanted = getattr(output.command, "draft_len", 0)
+        if not wanted:
+            return
+        committed = [*PROMPT, *self.tokens]
+        proposal = Proposal(
+            session_id="s",
+            epoch=1,
+            base_len=len(committed),
+            draft=Draft(tuple(plain_decoding(committed, wanted))),
+        )
+        self.engine.post(FromDrafter("d1", proposal))
+
+
+def test_a_session_with_drafts_through_the_thread() -> None:
+    host = Host()
+    host.start()
+    assert host.ended.wait(30)
+    assert host.tokens == plain_decoding(PROMPT, 20)
+    assert host.engine.scheduler.counters.speculation.acceptance_rate == 1.0
+    host.engine.drained().result(30)
+    host.engine.stop()
+    assert host.engine.finished.exception() is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [FromCoordinator(1, CloseSession(session_id="s", epoch=1)), OwnerGone(1)],
+    ids=["close", "owner gone"],
+)
+def test_drained_once_the_last_session_is_closed(message: FromCoordinator | OwnerGone) -> None:
+    host = Host()
+    host.start(new=200)
+    drained = host.engine.drained()
+    host.engine.post(message)
+    drained.result(30)
+    pool = host.engine.scheduler.pool
+    assert pool.free == pool.total
+    host.engine.stop()
+
+
+def test_a_fault_of_the_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug in the scheduler")
+
+    monkeypatch.setattr(host.engine.scheduler, "start", broken)
+    host.start()
+    assert isinstance(host.engine.finished.exception(30), RuntimeError)
+
+
+async def test_a_stream_that_nobody_reads_ends() -> None:
+    streams = Streams()
+    number = streams.open()
+    event = SessionEnded(session_id="s", epoch=1, reason=FinishReason.STOP)
+    for _ in range(MOST_EVENTS):
+        streams.put(number, event)
+    async with asyncio.timeout(30):
+        frame = await streams.next_frame(number)
+        assert frame is not None
+        assert len(frame.events) == MOST_EVENTS
+        for _ in range(MOST_EVENTS + 1):
+            streams.put(number, event)
+        assert await streams.next_frame(number) is None

@@ -43,7 +43,7 @@ async def test_counters(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     meters = MeterProvider([reader])
     monkeypatch.setattr(telemetry, "meter", meters.get_meter)
     await stack.start_coordinator()
-    per_position = "spec_decode_num_accepted_tokens_per_pos"
+    per_position = "delivered_spec_decode_num_accepted_tokens_per_pos"
     assert counts(reader) == {
         "sessions_started": 0,
         "sessions_finished/stop": 0,
@@ -51,9 +51,9 @@ async def test_counters(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
         "sessions_finished/cancelled": 0,
         "sessions_finished/error": 0,
         "completion_tokens": 0,
-        "spec_decode_num_drafts": 0,
-        "spec_decode_num_draft_tokens": 0,
-        "spec_decode_num_accepted_tokens": 0,
+        "delivered_spec_decode_num_drafts": 0,
+        "delivered_spec_decode_num_draft_tokens": 0,
+        "delivered_spec_decode_num_accepted_tokens": 0,
         f"{per_position}/0": 0,
     }
     worker = await stack.add_verify()
@@ -71,9 +71,9 @@ async def test_counters(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
         "sessions_finished/cancelled": 0,
         "sessions_finished/error": 0,
         "completion_tokens": 5,
-        "spec_decode_num_drafts": 1,
-        "spec_decode_num_draft_tokens": 2,
-        "spec_decode_num_accepted_tokens": 2,
+        "delivered_spec_decode_num_drafts": 1,
+        "delivered_spec_decode_num_draft_tokens": 2,
+        "delivered_spec_decode_num_accepted_tokens": 2,
         f"{per_position}/0": 1,
         f"{per_position}/1": 1,
     }

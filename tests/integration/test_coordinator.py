@@ -89,7 +89,7 @@ async def test_defaults_and_eos(stack: Stack) -> None:
     await asyncio.wait_for(done.begun.wait(), 30)
     assert done.started is not None
     start = await worker.started(done.started.session_id)
-    assert start.sampling == m.SamplingParams(1.0, 0, 1.0, done.started.seed)
+    assert start.sampling == m.SamplingParams(0.0, 0, 1.0, done.started.seed)
     assert start.drafter is None
     worker.say(
         worker.progress(start, [*token_ids("q"), EOS]),

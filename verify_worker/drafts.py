@@ -35,8 +35,7 @@ class Drafts:
 
     def open(self, session: Session) -> list[Output]:
         """Begin, or begin again, at the session's draft worker."""
-        session.want = None
-        session.draft = None
+        self.want(session, 0, 0.0, 0.0)
         if session.drafter is None:
             return []
         command = OpenDraft(
@@ -58,27 +57,31 @@ class Drafts:
             close = CloseDraft(session_id=session.session_id, epoch=session.epoch)
             outputs.append(ToDrafter(session.drafter, close))
         session.drafter = command.drafter
-        session.missed = session.resume_at_len = session.reopened = 0
+        session.patience = policy.Patience()
+        session.resume_at_len = session.reopened = 0
         return outputs + self.open(session)
 
     def want(self, session: Session, draft_len: int, now_s: float, wait_s: float) -> None:
         """Note that `draft_len` tokens were asked for; 0 asks for nothing."""
-        session.draft = None
-        session.want = None
+        session.draft = session.want = session.asked_at_s = None
         if draft_len:
-            session.want = Want(len(session.tokens), draft_len, now_s, now_s + wait_s)
+            session.want = Want(len(session.tokens), draft_len, now_s + wait_s)
+            session.asked_at_s = now_s
 
-    def note_step(self, session: Session, *, used: bool) -> None:
-        """The session takes a step, with a draft or without the one that it wanted."""
-        if used:
-            session.missed = session.reopened = 0
-        elif session.want is not None:
+    def note_step(
+        self, session: Session, began_s: float, *, saved_s: float, longest_wait_s: float
+    ) -> None:
+        """The session takes a step, with a draft or without the one that it wanted.
+
+        `saved_s` is what the accepted tokens would have cost plainly.
+        """
+        if session.want is not None:
             self._counters.missed_proposals += 1
-            session.missed += 1
-            pause = policy.pause_tokens(session.missed)
+        if session.asked_at_s is not None:
+            waited_s = max(began_s - session.asked_at_s, 0.0)
+            pause = session.patience.note(waited_s, saved_s, longest_wait_s)
             session.resume_at_len = len(session.tokens) + pause if pause else 0
-        session.draft = None
-        session.want = None
+        self.want(session, 0, 0.0, 0.0)
 
     def receive(self, worker_id: str, proposal: Proposal) -> list[Output]:
         """Keep a proposal that fits, drop any other."""

@@ -1,17 +1,18 @@
 """How far to draft, how long to wait for a draft, and when to do without: pure functions.
 
 Waiting for a proposal of k tokens can save at most k plain steps, so a session never waits
-longer than k times the measured time of a step. A session whose proposals keep coming too
-late stops asking and tries again after a while that doubles each time.
+longer than k times the measured time of a step. A session that keeps losing time to drafts,
+because they come too late or are not worth their wait, stops asking and tries again after a
+while that doubles each time.
 """
 
 from dataclasses import dataclass
 
 from outrider.messages import SpeculationOptions
 
-# Late proposals in a row after which a session does without, and the tokens that it then
-# decodes plainly; the pause doubles with each further late proposal.
-MISSES_TO_PAUSE = 3
+# What a session may lose to drafts, in longest waits, before it does without, and the tokens
+# that it then decodes plainly; the pause doubles each time until the loss is made good.
+WAITS_TO_PAUSE = 2.5
 FIRST_PAUSE_TOKENS = 16
 LONGEST_PAUSE_TOKENS = 512
 # What a step is taken to cost before the first was measured.
@@ -50,8 +51,25 @@ def wait_s(draft_tokens: int, step_s: float, fixed_s: float) -> float:
     return fixed_s if fixed_s > 0 else draft_tokens * step_s
 
 
-def pause_tokens(missed: int) -> int:
-    """Tokens to decode plainly after `missed` late proposals in a row; 0 means ask again."""
-    if missed < MISSES_TO_PAUSE:
-        return 0
-    return int(min(FIRST_PAUSE_TOKENS * 2 ** (missed - MISSES_TO_PAUSE), LONGEST_PAUSE_TOKENS))
+@dataclass(slots=True)
+class Patience:
+    """What a session lost by waiting for drafts, less what accepted tokens saved.
+
+    Nothing is saved up: a drafter that was good for long can't cost more than a new one.
+    """
+
+    lost_s: float = 0.0
+    pauses: int = 0
+
+    def note(self, waited_s: float, saved_s: float, longest_wait_s: float) -> int:
+        """Count one round; the tokens to decode plainly from now on, 0 to ask again."""
+        limit_s = WAITS_TO_PAUSE * longest_wait_s
+        self.lost_s = max(self.lost_s + waited_s - saved_s, 0.0)
+        if not self.lost_s:
+            self.pauses = 0
+        if self.lost_s <= limit_s or waited_s <= saved_s:
+            return 0
+        # The next loss pauses again; the next gain is a step back to full trust.
+        self.lost_s = limit_s
+        self.pauses += 1
+        return int(min(FIRST_PAUSE_TOKENS * 2 ** (self.pauses - 1), LONGEST_PAUSE_TOKENS))

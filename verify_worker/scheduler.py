@@ -143,7 +143,7 @@ class Scheduler:
         """Take blocks from the preempted and give the workers what their rows need."""
         for session in plan.preempted:
             self.pool.release(session.table)
-            session.draft = session.want = None
+            session.draft = session.want = session.asked_at_s = None
             self.counters.preemptions += 1
         for work in plan.work:
             self.pool.grow(work.session.table, work.session.table.kv_len + work.rows)
@@ -190,7 +190,15 @@ class Scheduler:
         before = len(session.tokens) - session.prompt_len
         kept, ending = first_ending(verdict.token_ids, before, session.endings)
         verdict = verdict.cut(kept)
-        self.drafts.note_step(session, used=bool(work.draft))
+        step_s = self._clock.step_s
+        self.drafts.note_step(
+            session,
+            now_s - timings.compute_us / 1e6,
+            saved_s=verdict.accepted * step_s,
+            longest_wait_s=policy.wait_s(
+                max(self._draft_len(session), 1), step_s, self._limits.draft_wait_s
+            ),
+        )
         progress = Progress(
             session_id=session.session_id,
             epoch=session.epoch,
@@ -217,12 +225,7 @@ class Scheduler:
         """Tell the draft worker what was committed and ask for the next proposal."""
         if session.drafter is None:
             return []
-        tokens = policy.draft_len(
-            session.speculation,
-            self._limits.draft_len,
-            session.remaining,
-            min(self._limits.max_draft_len, self._limits.step_tokens - 1),
-        )
+        tokens = self._draft_len(session)
         if len(session.tokens) < session.resume_at_len:
             tokens = 0
         wait_s = policy.wait_s(tokens, self._clock.step_s, self._limits.draft_wait_s)
@@ -235,6 +238,14 @@ class Scheduler:
             draft_len=tokens,
         )
         return [ToDrafter(session.drafter, commit)]
+
+    def _draft_len(self, session: Session) -> int:
+        return policy.draft_len(
+            session.speculation,
+            self._limits.draft_len,
+            session.remaining,
+            min(self._limits.max_draft_len, self._limits.step_tokens - 1),
+        )
 
     def _forget(self, session: Session) -> list[Output]:
         self.pool.release(session.table)

@@ -15,6 +15,7 @@ from outrider.messages import (
 )
 from outrider.model.blocks import BlockTable
 from outrider.sampling.acceptance import Verdict
+from verify_worker.policy import Patience
 
 
 @dataclass(slots=True)
@@ -23,7 +24,6 @@ class Want:
 
     base_len: int
     draft_len: int
-    asked_at_s: float
     # Until then a step without the session is better than a plain step for it.
     wait_until_s: float
 
@@ -50,8 +50,9 @@ class Session:
     table: BlockTable = field(default_factory=BlockTable)
     want: Want | None = None
     draft: Draft | None = None
-    # Proposals in a row that did not come in time, and how long to do without since then.
-    missed: int = 0
+    # When the last draft was asked for; what drafts have cost, and how long to do without.
+    asked_at_s: float | None = None
+    patience: Patience = field(default_factory=Patience)
     resume_at_len: int = 0
     reopened: int = 0
     figures: SpeculationFigures = field(default_factory=SpeculationFigures)

@@ -35,13 +35,12 @@ class ModelDescription:
 
 
 def describe(path: str) -> ModelDescription:
-    """Describe a transformers directory or a .gguf file.
+    """Describe a transformers directory, a .gguf file or a directory with one in it.
 
     Raises:
         ConfigError: there is no such checkpoint, or its config lacks what is needed.
     """
-    check_is_checkpoint(path)
-    where = Path(path)
+    where = locate_checkpoint(path)
     if where.suffix == ".gguf":
         return _describe_gguf(where)
     config = json.loads((where / "config.json").read_text())
@@ -58,16 +57,19 @@ def describe(path: str) -> ModelDescription:
     )
 
 
-def check_is_checkpoint(path: str) -> None:
-    """Raise `ConfigError` unless there is something to load at `path`."""
+def locate_checkpoint(path: str) -> Path:
+    """The directory or .gguf file to load; raises `ConfigError` if there is none at `path`."""
     where = Path(path)
-    if where.suffix == ".gguf" and where.is_file():
-        return
-    if not (where / "config.json").is_file():
-        raise ConfigError(
-            f"no model at {path!r}: it must be a directory with a config.json "
-            "(as save_pretrained writes it) or a .gguf file"
-        )
+    if (where.suffix == ".gguf" and where.is_file()) or (where / "config.json").is_file():
+        return where
+    files = sorted(where.glob("*.gguf"))
+    if len(files) == 1:
+        return files[0]
+    several = f"; there are {len(files)} .gguf files, name one" if files else ""
+    raise ConfigError(
+        f"no model at {path!r}: it must be a directory with a config.json "
+        f"(as save_pretrained writes it) or a .gguf file{several}"
+    )
 
 
 def _weight_files(where: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from transformers.utils import logging as transformers_logging
 
 from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.model import attention
-from outrider.model.describe import check_is_checkpoint, describe
+from outrider.model.describe import describe, locate_checkpoint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Layers whose past is held in keys and values alone, so that rejected tokens leave no trace.
@@ -37,16 +37,18 @@ class LoadedModel:
 def load_model(path: str, *, dtype: str = "float32", device: str = "cpu") -> LoadedModel:
     """Load a transformers directory or a .gguf file (its weights are unpacked to `dtype`).
 
+    A directory that holds one .gguf file and no config.json stands for that file.
+
     Raises:
         ConfigError: there is no checkpoint at `path`, or it can't be read.
         UnsupportedModelError: it can't be served exactly; the message says why.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
-    check_is_checkpoint(path)
+    checkpoint = locate_checkpoint(path)
     attention.register()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # no hints there
-    where, source = _source(Path(path))
+    where, source = _source(checkpoint)
     try:
         config = AutoConfig.from_pretrained(where, **source)
     except (ValueError, KeyError, OSError) as error:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -26,6 +26,9 @@ class LinkLost:
     why: str
 
 
+DecodeCall: TypeAlias = (
+    "grpc.aio.StreamStreamCall[verify_pb2.DecodeRequest, verify_pb2.DecodeResponse]"
+)
 Sink: TypeAlias = Callable[[DecodeEvent | LinkLost], None]
 
 
@@ -79,15 +82,19 @@ class DecodeLink:
         why = ""
         try:
             async with rpc.open_channel(self.worker.address) as channel:
-                call = verify_pb2_grpc.VerifyServiceStub(channel).Decode(self._frames())
+                stub = verify_pb2_grpc.VerifyServiceStub(channel)
+                call = stub.Decode()  # type: ignore[call-arg]  # the hints want an iterator
                 await call.wait_for_connection()
                 self.connected = True
                 self._log.info("verify worker connected")
                 self._on_change()
-                async for frame in call:
-                    self.last_event_at = time.monotonic()
-                    for event in frame.events:
-                        self._deliver(event)
+                # grpc would leave an iterator of frames running when the call breaks.
+                writer = asyncio.create_task(self._write(call))
+                try:
+                    await self._read(call)
+                finally:
+                    writer.cancel()
+                    await asyncio.gather(writer, return_exceptions=True)
                 why = "the verify worker ended the stream"
         except grpc.RpcError as error:
             why = rpc.error_of(error, self.worker.address).message
@@ -116,7 +123,13 @@ class DecodeLink:
             self._log.error("malformed event", session_id=pb.session_id, error=error.message)
             sink(LinkLost(self, f"it sent a malformed event: {error.message}"))
 
-    async def _frames(self) -> AsyncIterator[verify_pb2.DecodeRequest]:
+    async def _read(self, call: DecodeCall) -> None:
+        while isinstance(frame := await call.read(), verify_pb2.DecodeResponse):
+            self.last_event_at = time.monotonic()
+            for event in frame.events:
+                self._deliver(event)
+
+    async def _write(self, call: DecodeCall) -> None:
         while True:
             await self._waiting.wait()
             self._waiting.clear()
@@ -125,7 +138,7 @@ class DecodeLink:
             for command in commands:
                 frame.commands.append(wire.decode_command_to_pb(command))
                 if frame.ByteSize() > FRAME_BYTES:
-                    yield frame
+                    await call.write(frame)
                     frame = verify_pb2.DecodeRequest()
             if frame.commands:
-                yield frame
+                await call.write(frame)

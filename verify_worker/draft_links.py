@@ -5,7 +5,8 @@ reported to the engine once and forgotten; the next command opens a fresh one.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from typing import TypeAlias
 
 import grpc
 
@@ -14,6 +15,10 @@ from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.messages import DraftCommand, DraftEvent, DraftWorkerRef
 from outrider.pb.v1 import draft_pb2, draft_pb2_grpc
 from verify_worker.engine import DrafterGone, FromDrafter, Message
+
+SpeculateCall: TypeAlias = (
+    "grpc.aio.StreamStreamCall[draft_pb2.SpeculateRequest, draft_pb2.SpeculateResponse]"
+)
 
 _LOG = logs.get(__name__)
 
@@ -75,17 +80,26 @@ class _Link:
     async def _stream(self) -> None:
         async with rpc.open_channel(self._worker.address) as channel:
             stub = draft_pb2_grpc.DraftServiceStub(channel)
-            async for response in stub.Speculate(self._frames()):
-                for event in response.events:
-                    self._post(FromDrafter(self._worker.worker_id, _read(event)))
+            call = stub.Speculate()  # type: ignore[call-arg]  # the hints want an iterator
+            # grpc would leave an iterator of frames running when the call breaks.
+            writer = asyncio.create_task(self._write(call))
+            try:
+                while isinstance(response := await call.read(), draft_pb2.SpeculateResponse):
+                    for event in response.events:
+                        self._post(FromDrafter(self._worker.worker_id, _read(event)))
+            finally:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
 
-    async def _frames(self) -> AsyncIterator[draft_pb2.SpeculateRequest]:
+    async def _write(self, call: SpeculateCall) -> None:
         while True:
             commands = [await self.commands.get()]
             while not self.commands.empty():
                 commands.append(self.commands.get_nowait())
-            yield draft_pb2.SpeculateRequest(
-                commands=[wire.draft_command_to_pb(command) for command in commands]
+            await call.write(
+                draft_pb2.SpeculateRequest(
+                    commands=[wire.draft_command_to_pb(command) for command in commands]
+                )
             )
 
 

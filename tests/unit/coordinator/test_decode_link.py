@@ -1,6 +1,7 @@
 """A link against a real server that notes frames."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -110,7 +111,13 @@ async def test_events_reach_their_session_and_the_end_reaches_all(
 
 
 async def test_a_worker_that_is_not_there() -> None:
-    link = await opened("127.0.0.1:1")
-    assert not link.connected
-    await link.close()
-    assert link.closed
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
+    for _ in range(5):
+        link = await opened("127.0.0.1:1")
+        assert not link.connected
+        await link.close()
+        assert link.closed
+    gc.collect()
+    await asyncio.sleep(0.1)
+    assert complaints == []

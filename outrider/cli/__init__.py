@@ -1,6 +1,7 @@
 """The `outrider` command: one file a subcommand, loaded when it is asked for.
 
-Expected errors are one clear line on stderr and exit code 1; wrong usage is exit code 2.
+Expected errors are one clear line on stderr and exit code 1; wrong usage is exit code 2;
+Ctrl-C is exit code 130.
 """
 
 import importlib
@@ -12,6 +13,8 @@ import click
 from outrider import __version__
 from outrider.errors import OutriderError
 
+# 128 and the number of SIGINT, as shells have it.
+INTERRUPTED = 130
 # name: (module, what it does). The module has an attribute `command`.
 COMMANDS = {
     "up": ("outrider.cli.up", "Start the whole system on this machine."),
@@ -50,12 +53,15 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand; an expected error is one line and exit code 1."""
+        """Run the subcommand; an expected error is one line and exit code 1, Ctrl-C is 130."""
         try:
             return super().invoke(ctx)
         except OutriderError as error:
             click.echo(f"outrider: {error.message}", err=True)
             sys.exit(1)
+        except KeyboardInterrupt:
+            click.echo("\ninterrupted", err=True)
+            sys.exit(INTERRUPTED)
 
 
 @click.group(

@@ -8,6 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from outrider.cli import INTERRUPTED
 from outrider.cli.display import legend, write_chunk
 from outrider.cli.models import resolve_model
 from outrider.cli.running import check_before_start, run_interruptible
@@ -50,7 +51,7 @@ def run(settings: Settings) -> None:
     check_before_start(stack_settings)
     if run_interruptible(lambda: _show(settings, stack_settings)):
         click.echo("interrupted", err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 async def _show(settings: Settings, stack_settings: StackSettings) -> None:

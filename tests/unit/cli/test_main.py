@@ -3,10 +3,12 @@
 import subprocess
 import sys
 
+import pytest
 from click.testing import CliRunner
 
 from outrider import __version__
 from outrider.cli import COMMANDS, main
+from outrider.client import Client
 
 
 def test_help_lists_every_command() -> None:
@@ -30,6 +32,15 @@ def test_unknown_command_is_wrong_usage() -> None:
     result = CliRunner().invoke(main, ["generat"])
     assert result.exit_code == 2
     assert "generat" in result.stderr
+
+
+def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "status", interrupt)
+    result = CliRunner().invoke(main, ["status"])
+    assert (result.exit_code, result.stderr) == (130, "\ninterrupted\n")
 
 
 def test_version() -> None:

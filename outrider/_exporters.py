@@ -15,6 +15,9 @@ from prometheus_client import start_http_server
 
 from outrider.errors import AddressInUseError
 
+# With all its retries; a process that ends waits this long for a collector that is down.
+EXPORT_TIMEOUT_S = 2
+
 
 def install(
     service: str, instance: str, otlp_endpoint: str | None, metrics_host: str, metrics_port: int
@@ -37,10 +40,12 @@ def install(
     if otlp_endpoint:
         insecure = not otlp_endpoint.startswith("https://")
         readers.append(
-            PeriodicExportingMetricReader(OTLPMetricExporter(otlp_endpoint, insecure=insecure))
+            PeriodicExportingMetricReader(
+                OTLPMetricExporter(otlp_endpoint, insecure=insecure, timeout=EXPORT_TIMEOUT_S)
+            )
         )
         traces = TracerProvider(resource=resource)
-        exporter = OTLPSpanExporter(otlp_endpoint, insecure=insecure)
+        exporter = OTLPSpanExporter(otlp_endpoint, insecure=insecure, timeout=EXPORT_TIMEOUT_S)
         traces.add_span_processor(BatchSpanProcessor(exporter))
         trace.set_tracer_provider(traces)
         stops.append(traces.shutdown)

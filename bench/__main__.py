@@ -11,6 +11,10 @@ from outrider.errors import OutriderError
 NAMES = {
     "parity": "Same tokens as transformers, and whatever drafts, batches or dies.",
     "fleet": "16 sessions over two of each worker while draft workers come and go.",
+    "law": "Chi-square of 50,000 outcomes through real services, for each rule.",
+    "invariance": "Same seeded tokens, whatever drafts, however far, in any batch.",
+    "acceptance": "Acceptance rates of both rules, and what their drafts weigh on the wire.",
+    "numerics": "What invariant numerics cost, and how often fast ones flip a token.",
     "speculation": "Tokens per second with speculation over without, in one run.",
 }
 

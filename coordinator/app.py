@@ -6,12 +6,16 @@ from coordinator.config import Settings
 from coordinator.figures import Figures
 from coordinator.journal import RecordKeeper
 from coordinator.model import ServedModel, load_served_model
+from coordinator.placement import Trust
 from coordinator.pool import WorkerPool
 from coordinator.servicer import CoordinatorServicer
 from coordinator.session import Services
 from coordinator.sessions import Sessions
+from coordinator.speculation import CurrentPolicy
 from outrider import logs, rpc
+from outrider.errors import RecordsUnavailableError
 from outrider.pb.v1 import coordinator_pb2, coordinator_pb2_grpc
+from outrider.session.policy import PolicyStore
 from outrider.session.records import SessionRecords
 from outrider.session.redis import Redis, connect
 from outrider.session.registry import Registry
@@ -31,11 +35,15 @@ class Coordinator:
             Registry(redis),
             model_fingerprint=model.fingerprint,
             tokenizer_fingerprint=model.tokenizer.fingerprint,
+            trust=Trust(frozenset(settings.trust_draft_worker)),
         )
-        self._services = Services(self._pool, RecordKeeper(), Figures(), settings.place_wait_s)
+        self._policy = CurrentPolicy(PolicyStore(redis))
+        self._services = Services(
+            self._pool, RecordKeeper(), Figures(), settings.place_wait_s, settings.replace_wait_s
+        )
         records = SessionRecords(redis, finished_ttl_s=settings.finished_ttl_s)
         self._sessions = Sessions(self._services, records, model, settings.worker_id)
-        self._servicer = CoordinatorServicer(self._sessions, self._services, model)
+        self._servicer = CoordinatorServicer(self._sessions, self._services, self._policy, model)
         self._server = rpc.Server()
         self._serving = False
         self._watcher: asyncio.Task[None] | None = None
@@ -83,11 +91,18 @@ class Coordinator:
         keeper = self._services.keeper
         await self._pool.refresh()
         if self._pool.reachable:
+            await self._refresh_policy()
             await keeper.catch_up()
         else:
             keeper.reachable = False
         self._sessions.check_drafters()
         await self._set_serving(keeper.reachable and not self._sessions.draining)
+
+    async def _refresh_policy(self) -> None:
+        try:
+            await self._policy.refresh()
+        except RecordsUnavailableError as error:
+            self._log.warning("can't read the policy", error=error.message)
 
     async def _set_serving(self, serving: bool) -> None:
         if serving is not self._serving:

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 
 from coordinator.detokenizer import Detokenizer
 from coordinator.stop_strings import StopStrings
-from outrider.messages import FinishReason, SpeculationFigures, TokenOrigin
+from outrider.messages import FinishReason, SpeculationFigures, TokenLogprobs, TokenOrigin
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One committed token and the text that it made certain."""
+    """One committed token and the text that it made certain; `logprobs` if they are wanted."""
 
     token_id: int
     text: str
     origin: TokenOrigin
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class CommitStep:
     """The completion of one session.
 
     The first token in `stop_ids` is kept and has no text. The first stop string cuts the
-    text where it begins and the tokens after the one that completed it.
+    text where it begins (with `include_stop`: where it ends) and the tokens after the one
+    that completed it.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class CommitStep:
         limits: Limits,
         stop_ids: frozenset[int],
         stop: tuple[str, ...] = (),
+        include_stop: bool = False,
     ) -> None:
         self.limits = limits
         self.token_ids: list[int] = []
@@ -56,23 +59,28 @@ class CommitStep:
         self.finish_reason: FinishReason | None = None
         self._detokenizer = detokenizer
         self._stop_ids = stop_ids
-        self._stop = StopStrings(stop)
+        self._stop = StopStrings(stop, include=include_stop)
         self._cut = False
 
     def commit(
-        self, token_ids: Sequence[int], origins: Sequence[TokenOrigin], draft_tokens: int = 0
+        self,
+        token_ids: Sequence[int],
+        origins: Sequence[TokenOrigin],
+        draft_tokens: int = 0,
+        logprobs: Sequence[TokenLogprobs] = (),
     ) -> list[Piece]:
         """Keep the tokens of one round up to the first ending.
 
-        `draft_tokens` is how many draft tokens the round verified. Once `finish_reason` is
-        set, nothing is kept any more. Of a round that is cut, only what was kept counts, as
-        if its draft had been that short.
+        `draft_tokens` is how many draft tokens the round verified; `logprobs` has one entry a
+        token, or none at all. Once `finish_reason` is set, nothing is kept any more. Of a
+        round that is cut, only what was kept counts, as if its draft had been that short.
         """
         pieces: list[Piece] = []
-        for token_id, origin in zip(token_ids, origins, strict=True):
+        of_token: Sequence[TokenLogprobs | None] = logprobs or [None] * len(token_ids)
+        for token_id, origin, logprob in zip(token_ids, origins, of_token, strict=True):
             if self.finish_reason is not None:
                 break
-            pieces.append(Piece(token_id, self._keep(token_id), origin))
+            pieces.append(Piece(token_id, self._keep(token_id), origin, logprob))
         if pieces:
             verified = draft_tokens
             if len(pieces) < len(token_ids):

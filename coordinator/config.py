@@ -20,8 +20,19 @@ class Settings:
         7070, at_least=0, at_most=65535, help="Port to listen on; 0 takes any free one."
     )
     worker_id: str = setting("", help="Name of this coordinator (default: generated).")
+    trust_draft_worker: tuple[str, ...] = setting(
+        (),
+        many=True,
+        help="Id of a draft worker whose reported distributions are trusted, which the rejection "
+        "rule needs; repeatable; `all` trusts every one.",
+    )
     place_wait_s: float = setting(
-        5.0, help="Seconds that a session waits for a verify worker to be up.", at_least=0
+        5.0, help="Seconds that a new session waits for a verify worker to be up.", at_least=0
+    )
+    replace_wait_s: float = setting(
+        60.0,
+        help="Seconds that a session whose verify worker went away waits for another one.",
+        at_least=0,
     )
     drain_timeout_s: float = setting(
         30.0, help="Seconds that running sessions get to finish after SIGTERM.", at_least=0

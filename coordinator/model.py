@@ -1,5 +1,6 @@
 """The model that this coordinator serves: what it needs to know without the weights."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.detokenizer import Vocabulary
@@ -9,7 +10,11 @@ from outrider.model.tokenizers import Tokenizer, load_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model by the name that clients use; `context_len` counts tokens, prompt included."""
+    """A model by the name that clients use; `context_len` counts tokens, prompt included.
+
+    `vocab_size` is that of the embeddings; ids from `token_count` on are padding, which the
+    target never chooses.
+    """
 
     name: str
     fingerprint: str
@@ -18,6 +23,19 @@ class ServedModel:
     stop_ids: frozenset[int]
     tokenizer: Tokenizer
     vocabulary: Vocabulary
+
+    @property
+    def token_count(self) -> int:
+        """How many ids can come out."""
+        return min(self.tokenizer.vocab_size, self.vocab_size)
+
+    def encode_plain(self, text: str) -> tuple[int, ...]:
+        """The ids of a text without any special tokens around it."""
+        return tuple(self.vocabulary.backend.encode(text, add_special_tokens=False).ids)
+
+    def show(self, token_ids: Sequence[int]) -> str:
+        """The text of ids as the model is given it, special tokens shown."""
+        return self.vocabulary.backend.decode(list(token_ids), skip_special_tokens=False)
 
 
 def load_served_model(path: str, served_name: str = "") -> ServedModel:

@@ -6,9 +6,26 @@ decides between equals.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from outrider.errors import OverloadedError
 from outrider.session.registry import WorkerRecord
+
+TRUST_ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """The draft workers whose q the operator vouches for, by id; `all` is every one.
+
+    Workers name themselves in the registry, so whoever can write to Redis can take a name.
+    """
+
+    worker_ids: frozenset[str] = frozenset()
+
+    def covers(self, worker_id: str) -> bool:
+        """Whether the worker is trusted."""
+        return TRUST_ALL in self.worker_ids or worker_id in self.worker_ids
 
 
 def choose_verify_worker(
@@ -35,17 +52,20 @@ def choose_draft_worker(
     load: Mapping[str, int],
     *,
     tokenizer_fingerprint: str,
+    trusted: Trust | None = None,
     exclude: Collection[tuple[str, str]] = (),
 ) -> WorkerRecord | None:
     """The least loaded of the draft workers that fit the tokenizer and have room, if any.
 
-    `exclude` holds (worker id, incarnation) of those that the session has lost.
+    `trusted`: only those that it covers. `exclude` holds (worker id, incarnation) of those
+    that the session has lost.
     """
     fit = [
         worker
         for worker in workers
         if worker.tokenizer_fingerprint in ("", tokenizer_fingerprint)
         and not worker.draining
+        and (trusted is None or trusted.covers(worker.worker_id))
         and (worker.worker_id, worker.incarnation) not in exclude
         and _room(worker, load)
     ]

@@ -14,9 +14,16 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from coordinator.decode_link import DecodeLink
-from coordinator.placement import choose_draft_worker, choose_verify_worker
+from coordinator.placement import Trust, choose_draft_worker, choose_verify_worker
+from coordinator.quarantine import Quarantine
 from outrider import logs
-from outrider.errors import NoVerifyWorkerError, OutriderError, RecordsUnavailableError
+from outrider.errors import (
+    NoVerifyWorkerError,
+    OutriderError,
+    OverloadedError,
+    RecordsUnavailableError,
+)
+from outrider.messages import DraftWorkerRef
 from outrider.session.registry import Pool, Registry, WorkerRecord
 
 
@@ -40,15 +47,18 @@ class WorkerPool:
         *,
         model_fingerprint: str,
         tokenizer_fingerprint: str,
+        trust: Trust | None = None,
         grace_s: float = 3.0,
     ) -> None:
         self.reachable = False
         self.links: dict[str, DecodeLink] = {}
         # Sessions of this coordinator by draft worker.
         self.drafted: Counter[str] = Counter()
+        self._quarantine = Quarantine()
         self._registry = registry
         self._model_fingerprint = model_fingerprint
         self._tokenizer_fingerprint = tokenizer_fingerprint
+        self._trust = trust or Trust()
         self._grace_s = grace_s
         self._seen: dict[tuple[Pool, str], _Seen] = {}
         self._changed = asyncio.Event()
@@ -69,6 +79,22 @@ class WorkerPool:
             return False
         return seen.record.incarnation == draft_worker.incarnation
 
+    def quarantine(self, draft_worker: WorkerRecord, why: str) -> None:
+        """Give no session to a draft worker that sent rubbish, for a while that grows."""
+        seconds = self._quarantine.add(draft_worker)
+        if seconds is not None:
+            self._log.warning(
+                "draft worker quarantined",
+                worker_id=draft_worker.worker_id,
+                incarnation=draft_worker.incarnation,
+                seconds=seconds,
+                why=why,
+            )
+
+    def is_quarantined(self, draft_worker: WorkerRecord) -> bool:
+        """Whether no session is given to the draft worker now."""
+        return self._quarantine.holds(draft_worker)
+
     def choose_link(self, exclude: Collection[str] = ()) -> DecodeLink | None:
         """The link to the best verify worker for a new session; None when none is up.
 
@@ -81,9 +107,16 @@ class WorkerPool:
         return self.links[chosen.worker_id] if chosen else None
 
     async def wait_for_link(
-        self, wait_s: float, *, exclude: Collection[str], give_up: Callable[[], bool]
+        self,
+        wait_s: float,
+        *,
+        exclude: Collection[str],
+        give_up: Callable[[], bool],
+        for_room: bool = False,
     ) -> DecodeLink | None:
         """Like `choose_link`, but waits for a verify worker; None once `give_up` says so.
+
+        `for_room` also waits while all are full.
 
         Raises:
             NoVerifyWorkerError: none came within `wait_s`.
@@ -91,7 +124,13 @@ class WorkerPool:
         """
         deadline = time.monotonic() + wait_s
         while not give_up():
-            link = self.choose_link(exclude)
+            lacking: OutriderError | None = None
+            try:
+                link = self.choose_link(exclude)
+            except OverloadedError as error:
+                if not for_room:
+                    raise
+                link, lacking = None, error
             if link is not None:
                 return link
             changed = self._changed
@@ -99,17 +138,36 @@ class WorkerPool:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     await changed.wait()
             except TimeoutError:
-                raise self._no_verify_worker() from None
+                raise lacking or self._no_verify_worker() from None
         return None
 
-    def choose_draft_worker(self, exclude: Collection[tuple[str, str]] = ()) -> WorkerRecord | None:
+    def choose_draft_worker(
+        self, exclude: Collection[tuple[str, str]] = (), *, trusted_only: bool = False
+    ) -> WorkerRecord | None:
         """The best draft worker for a session, if there is one."""
         return choose_draft_worker(
             self.workers(Pool.DRAFT),
             self.drafted,
             tokenizer_fingerprint=self._tokenizer_fingerprint,
-            exclude=exclude,
+            trusted=self._trust if trusted_only else None,
+            exclude={*exclude, *self._quarantine.workers},
         )
+
+    @property
+    def has_trusted_draft_worker(self) -> bool:
+        """Whether a draft worker is up that fits and is trusted; it may be full."""
+        found = choose_draft_worker(
+            self.workers(Pool.DRAFT),
+            {},
+            tokenizer_fingerprint=self._tokenizer_fingerprint,
+            trusted=self._trust,
+        )
+        return found is not None
+
+    def ref(self, draft_worker: WorkerRecord) -> DraftWorkerRef:
+        """A draft worker as it is named to verify workers."""
+        trusted = self._trust.covers(draft_worker.worker_id)
+        return DraftWorkerRef(draft_worker.worker_id, draft_worker.address, trusted)
 
     def wake(self) -> None:
         """Let those who wait for a link look again."""

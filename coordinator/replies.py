@@ -3,6 +3,7 @@
 from coordinator.commit import CommitStep, Piece
 from coordinator.model import ServedModel
 from coordinator.pool import WorkerPool
+from coordinator.requests import GenerateCall
 from outrider import wire
 from outrider.messages import FinishReason
 from outrider.pb.v1 import coordinator_pb2, types_pb2
@@ -10,41 +11,45 @@ from outrider.session.records import SessionRecord, SessionState
 from outrider.session.registry import Pool, WorkerRecord
 
 
-def started(record: SessionRecord) -> coordinator_pb2.GenerateResponse:
-    """The first message of a completion."""
+def started(record: SessionRecord, call: GenerateCall) -> coordinator_pb2.GenerateResponse:
+    """The first message of a call; `record` is that of its first sample."""
+    message = coordinator_pb2.Started(
+        session_id=record.session_id,
+        model=record.model,
+        seed=record.sampling.seed,
+        prompt_tokens=record.prompt_len,
+    )
+    if call.prompt_text is not None:
+        message.prompt_token_ids.extend(call.prompt)
+        message.prompt_text = call.prompt_text
+    return coordinator_pb2.GenerateResponse(started=message)
+
+
+def delta(index: int, offset: int, pieces: list[Piece]) -> coordinator_pb2.GenerateResponse:
+    """Committed tokens of sample `index`; `offset` counts its completion tokens before them."""
     return coordinator_pb2.GenerateResponse(
-        started=coordinator_pb2.Started(
-            session_id=record.session_id,
-            model=record.model,
-            seed=record.sampling.seed,
-            prompt_tokens=record.prompt_len,
+        delta=coordinator_pb2.Delta(
+            index=index, offset=offset, pieces=[_piece(piece) for piece in pieces]
         )
     )
 
 
-def delta(offset: int, pieces: list[Piece]) -> coordinator_pb2.GenerateResponse:
-    """Committed tokens; `offset` counts the completion tokens before them."""
-    return coordinator_pb2.GenerateResponse(
-        delta=coordinator_pb2.Delta(
-            offset=offset,
-            pieces=[
-                coordinator_pb2.Piece(
-                    token_id=piece.token_id,
-                    text=piece.text,
-                    origin=wire.TOKEN_ORIGINS[piece.origin],
-                )
-                for piece in pieces
-            ],
-        )
+def _piece(piece: Piece) -> coordinator_pb2.Piece:
+    return coordinator_pb2.Piece(
+        token_id=piece.token_id,
+        text=piece.text,
+        origin=wire.TOKEN_ORIGINS[piece.origin],
+        logprobs=wire.logprobs_to_pb(piece.logprobs) if piece.logprobs else None,
     )
 
 
 def finished(
-    commit: CommitStep, reason: FinishReason, *, first_token_s: float, total_s: float
+    index: int, commit: CommitStep, reason: FinishReason, *, first_token_s: float, total_s: float
 ) -> coordinator_pb2.GenerateResponse:
-    """The last message of a completion; times count from the arrival of the request."""
+    """The last message of sample `index`; times count from the arrival of the request."""
     return coordinator_pb2.GenerateResponse(
         finished=coordinator_pb2.Finished(
+            index=index,
             reason=wire.FINISH_REASONS[reason],
             text=commit.flush(),
             usage=coordinator_pb2.Usage(

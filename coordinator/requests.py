@@ -1,21 +1,21 @@
 """Generate requests: what is refused, the defaults, and the prompt as token ids."""
 
 import asyncio
-import math
 import re
-import secrets
 import uuid
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from coordinator.commit import Limits
 from coordinator.model import ServedModel
-from outrider import wire
+from coordinator.parameters import check_ids, read_logprobs, read_sampling
+from coordinator.speculation import resolve_speculation
 from outrider.errors import InvalidRequestError, UnknownModelError
-from outrider.messages import SamplingParams, SpeculationOptions
+from outrider.messages import LogprobOptions, SamplingParams, SpeculationOptions
 from outrider.pb.v1 import coordinator_pb2
+from outrider.session.policy import Policy
 
 MAX_STOP_STRINGS = 16
+MAX_SAMPLES = 16
 # Longer prompts are tokenized in a thread, so that other sessions do not wait for them.
 THREAD_CHARS = 4096
 
@@ -24,7 +24,11 @@ _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """A request that can be served; the prompt is never empty."""
+    """A request that can be served; the prompt is never empty.
+
+    `stop_ids` are the client's own. `prompt_text` is None unless it is to be sent back.
+    `samples` completions of the prompt are wanted.
+    """
 
     session_id: str
     prompt: tuple[int, ...]
@@ -33,15 +37,28 @@ class GenerateCall:
     stop: tuple[str, ...]
     stop_ids: tuple[int, ...]
     speculation: SpeculationOptions
+    ignore_eos: bool = False
+    include_stop: bool = False
+    logprobs: LogprobOptions | None = None
+    prompt_text: str | None = None
+    samples: int = 1
 
 
 async def read_request(
-    request: coordinator_pb2.GenerateRequest, model: ServedModel
+    request: coordinator_pb2.GenerateRequest,
+    model: ServedModel,
+    policy: Policy,
+    *,
+    trusted_drafts: bool,
 ) -> GenerateCall:
     """The request with its defaults filled in: greedy, everything up to the context.
 
+    `policy` decides what the request leaves open about speculation; `trusted_drafts` says
+    whether the rejection rule can be exact now.
+
     Raises:
         InvalidRequestError: it can't be served; the message says why.
+        ConfigError: it asks for a rule that would not be exact here.
         UnknownModelError: it asks for a model that is not served.
     """
     if request.model not in ("", model.name):
@@ -53,11 +70,14 @@ async def read_request(
             f"session_id {request.session_id[:140]!r} must be 1 to 128 characters of "
             "A-Z a-z 0-9 . _ : -"
         )
-    sampling = _sampling(request)
-    stop = _stop_strings(request)
-    _check_ids("stop_token_ids", request.stop_token_ids, model)
+    if request.n > MAX_SAMPLES:
+        raise InvalidRequestError(f"n must be at most {MAX_SAMPLES}, not {request.n}")
     if request.HasField("max_tokens") and request.max_tokens < 1:
         raise InvalidRequestError("max_tokens must be at least 1")
+    stop = _stop_strings(request)
+    check_ids("stop_token_ids", request.stop_token_ids, model)
+    speculation = resolve_speculation(request.speculation, policy, trusted_drafts=trusted_drafts)
+    logprobs = read_logprobs(request, model)
     prompt = await _prompt(request, model)
     if len(prompt) >= model.context_len:
         raise InvalidRequestError(
@@ -65,26 +85,35 @@ async def read_request(
             "tokens of prompt and completion together; shorten the prompt"
         )
     max_tokens = request.max_tokens if request.HasField("max_tokens") else model.context_len
+    limits = Limits(len(prompt), max_tokens, model.context_len)
+    stop_ids = tuple(request.stop_token_ids)
+    sampling = read_sampling(
+        request,
+        model,
+        stop_ids=ending_ids(model, stop_ids, ignore_eos=request.ignore_eos),
+        max_new_tokens=limits.max_new_tokens,
+    )
     return GenerateCall(
         session_id=request.session_id or uuid.uuid4().hex,
         prompt=tuple(prompt),
-        limits=Limits(len(prompt), max_tokens, model.context_len),
+        limits=limits,
         sampling=sampling,
         stop=stop,
-        stop_ids=tuple(request.stop_token_ids),
-        speculation=wire.speculation_from_pb(request.speculation),
+        stop_ids=stop_ids,
+        speculation=speculation,
+        ignore_eos=request.ignore_eos,
+        include_stop=request.include_stop,
+        logprobs=logprobs,
+        prompt_text=_prompt_text(request, prompt, model) if request.echo else None,
+        samples=max(request.n, 1),
     )
 
 
-def _sampling(request: coordinator_pb2.GenerateRequest) -> SamplingParams:
-    temperature = request.temperature if request.HasField("temperature") else 0.0
-    top_p = request.top_p if request.HasField("top_p") else 1.0
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise InvalidRequestError(f"temperature must be a number from 0 up, not {temperature}")
-    if not 0 < top_p <= 1:
-        raise InvalidRequestError(f"top_p must be above 0 and at most 1, not {top_p}")
-    seed = request.seed if request.HasField("seed") else secrets.randbits(64)
-    return SamplingParams(temperature, request.top_k, top_p, seed)
+def ending_ids(
+    model: ServedModel, stop_ids: tuple[int, ...], *, ignore_eos: bool
+) -> frozenset[int]:
+    """The ids that end a completion: the client's, and the model's own unless ignored."""
+    return frozenset(stop_ids) if ignore_eos else model.stop_ids | frozenset(stop_ids)
 
 
 def _stop_strings(request: coordinator_pb2.GenerateRequest) -> tuple[str, ...]:
@@ -102,7 +131,7 @@ async def _prompt(request: coordinator_pb2.GenerateRequest, model: ServedModel) 
     match request.WhichOneof("prompt"):
         case "token_ids":
             prompt = list(request.token_ids.ids)
-            _check_ids("prompt token ids", prompt, model)
+            check_ids("prompt token ids", prompt, model)
         case "text":
             if len(request.text) > THREAD_CHARS:
                 prompt = await asyncio.to_thread(tokenizer.encode, request.text)
@@ -124,9 +153,8 @@ async def _prompt(request: coordinator_pb2.GenerateRequest, model: ServedModel) 
     return prompt
 
 
-def _check_ids(what: str, token_ids: Iterable[int], model: ServedModel) -> None:
-    for token_id in token_ids:
-        if token_id >= model.vocab_size:
-            raise InvalidRequestError(
-                f"{what}: {token_id} is not within the vocabulary of {model.vocab_size} tokens"
-            )
+def _prompt_text(
+    request: coordinator_pb2.GenerateRequest, prompt: list[int], model: ServedModel
+) -> str:
+    """The prompt as it was given, or what its ids say, with the template's special tokens."""
+    return request.text if request.WhichOneof("prompt") == "text" else model.show(prompt)

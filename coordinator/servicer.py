@@ -1,5 +1,6 @@
 """The gRPC side of the coordinator."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,8 +13,10 @@ from coordinator import replies
 from coordinator.commit import Piece
 from coordinator.model import ServedModel
 from coordinator.requests import GenerateCall, read_request
+from coordinator.samples import ClientGoneError, Samples
 from coordinator.session import RunningSession, Services
 from coordinator.sessions import Sessions
+from coordinator.speculation import CurrentPolicy
 from outrider import logs, rpc, telemetry, wire
 from outrider.errors import InternalError, OutriderError
 from outrider.messages import FinishReason
@@ -25,9 +28,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """Answers clients; one coroutine a call, which is cancelled when the client goes."""
 
-    def __init__(self, sessions: Sessions, services: Services, model: ServedModel) -> None:
+    def __init__(
+        self, sessions: Sessions, services: Services, policy: CurrentPolicy, model: ServedModel
+    ) -> None:
         self._sessions = sessions
         self._services = services
+        self._policy = policy
         self._model = model
         self._tracer = telemetry.tracer(__name__)
         self._log = logs.get(__name__)
@@ -37,7 +43,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Generate(  # type: ignore[override]  # noqa: N802 - the name of the rpc
         self, request: coordinator_pb2.GenerateRequest, context: Context
     ) -> None:
-        """Stream one completion."""
+        """Stream the completions of one prompt."""
         arrived = time.monotonic()
         async with self._errors(context):
             with self._tracer.start_as_current_span(
@@ -45,21 +51,20 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 context=telemetry.context_of(_traceparent(context)),
                 kind=trace.SpanKind.SERVER,
             ) as span:
-                call = await read_request(request, self._model)
-                _describe_call(span, call)
-                session = await self._sessions.start(call, telemetry.traceparent())
-                reason = await self._follow(session, context)
-                _describe_end(span, session, reason)
-                now = time.monotonic()
-                first_token_at = session.first_token_at or now
-                await context.write(
-                    replies.finished(
-                        session.commit,
-                        reason,
-                        first_token_s=first_token_at - arrived,
-                        total_s=now - arrived,
-                    )
+                call = await read_request(
+                    request,
+                    self._model,
+                    self._policy.value,
+                    trusted_drafts=self._services.pool.has_trusted_draft_worker,
                 )
+                _describe_call(span, call)
+                samples = Samples(self._sessions, call)
+                # Whatever happens, the sessions are closed at their workers.
+                try:
+                    await samples.start(telemetry.traceparent())
+                    await _Stream(context, arrived, span).follow(samples, call)
+                finally:
+                    await samples.close()
 
     async def Cancel(  # noqa: N802 - the name of the rpc
         self, request: coordinator_pb2.CancelRequest, context: Context
@@ -98,24 +103,6 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             redis_reachable=self._services.keeper.reachable,
         )
 
-    async def _follow(self, session: RunningSession, context: Context) -> FinishReason:
-        """Stream the session to its end; whatever happens, it is closed at its workers."""
-
-        async def emit(offset: int, pieces: list[Piece]) -> None:
-            await context.write(replies.delta(offset, pieces))
-
-        # What is left if this coroutine is cancelled: the client has gone.
-        reason = FinishReason.CANCELLED
-        try:
-            await context.write(replies.started(session.journal.record))
-            reason = await session.run(emit)
-        except Exception:
-            reason = FinishReason.CANCELLED if _is_over(context) else FinishReason.ERROR
-            raise
-        finally:
-            await self._sessions.end(session, reason)
-        return reason
-
     @asynccontextmanager
     async def _errors(self, context: Context) -> AsyncIterator[None]:
         async with rpc.errors_as_status(context):
@@ -123,17 +110,53 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 yield
             except OutriderError:
                 raise
+            except ClientGoneError as error:
+                self._log.info("the client has gone", why=str(error))
             except Exception as error:
-                if _is_over(context):
-                    return  # a write failed because the client has gone; nobody listens
                 self._log.exception("a call failed")
                 raise InternalError(
                     f"a fault of the coordinator: {type(error).__name__}; see its log"
                 ) from error
 
 
-def _is_over(context: Context) -> bool:
-    return context.cancelled() or context.done()
+class _Stream:
+    """What one Generate call says to its client; `arrived` is when it came."""
+
+    def __init__(self, context: Context, arrived: float, span: trace.Span) -> None:
+        self._context = context
+        self._arrived = arrived
+        self._span = span
+        # grpc takes one message at a time, and samples write as they come.
+        self._lock = asyncio.Lock()
+
+    async def follow(self, samples: Samples, call: GenerateCall) -> None:
+        """Say all of it: started, the pieces of each sample, and how each ended."""
+        await self._write(replies.started(samples.started[0].journal.record, call))
+        await samples.run(self._emit, self._ended)
+
+    async def _emit(self, index: int, offset: int, pieces: list[Piece]) -> None:
+        await self._write(replies.delta(index, offset, pieces))
+
+    async def _ended(self, index: int, session: RunningSession, reason: FinishReason) -> None:
+        _describe_end(self._span, index, session, reason)
+        now = time.monotonic()
+        first_token_at = session.first_token_at or now
+        await self._write(
+            replies.finished(
+                index,
+                session.commit,
+                reason,
+                first_token_s=first_token_at - self._arrived,
+                total_s=now - self._arrived,
+            )
+        )
+
+    async def _write(self, response: coordinator_pb2.GenerateResponse) -> None:
+        async with self._lock:
+            try:
+                await self._context.write(response)
+            except Exception as error:  # grpc has many ways to say it, some before it knows why
+                raise ClientGoneError(f"a write failed: {error!r}") from error
 
 
 def _traceparent(context: Context) -> str:
@@ -148,18 +171,25 @@ def _describe_call(span: trace.Span, call: GenerateCall) -> None:
         {
             "outrider.session_id": call.session_id,
             "outrider.prompt_tokens": len(call.prompt),
+            "outrider.samples": call.samples,
             "outrider.speculation": call.speculation.enabled,
+            "outrider.rule": call.speculation.rule.value,
         }
     )
 
 
-def _describe_end(span: trace.Span, session: RunningSession, reason: FinishReason) -> None:
+def _describe_end(
+    span: trace.Span, index: int, session: RunningSession, reason: FinishReason
+) -> None:
+    """The first sample describes the call itself; the others add an event each."""
     figures = session.commit.figures
-    span.set_attributes(
-        {
-            "outrider.finish_reason": reason.value,
-            "outrider.completion_tokens": len(session.commit.token_ids),
-            "outrider.draft_tokens": figures.draft_tokens,
-            "outrider.accepted_tokens": figures.accepted_tokens,
-        }
-    )
+    attributes = {
+        "outrider.finish_reason": reason.value,
+        "outrider.completion_tokens": len(session.commit.token_ids),
+        "outrider.draft_tokens": figures.draft_tokens,
+        "outrider.accepted_tokens": figures.accepted_tokens,
+    }
+    if index == 0:
+        span.set_attributes(attributes)
+    else:
+        span.add_event("outrider.sample", {"outrider.index": index, **attributes})

@@ -16,19 +16,27 @@ from coordinator.figures import Figures
 from coordinator.journal import Journal, RecordKeeper
 from coordinator.pool import WorkerPool
 from outrider import logs
-from outrider.errors import FencedError, OutriderError, OverloadedError, UnavailableError
+from outrider.errors import (
+    FencedError,
+    InternalError,
+    InvalidRequestError,
+    OutriderError,
+    OverloadedError,
+    UnavailableError,
+)
 from outrider.messages import (
+    AcceptanceRule,
     AssignDrafter,
     CloseSession,
     DecodeEvent,
     DrafterLost,
-    DraftWorkerRef,
     Endings,
     FinishReason,
     Progress,
     SessionEnded,
     SessionFailed,
     StartSession,
+    TokenLogprobs,
 )
 from outrider.session.registry import WorkerRecord
 
@@ -52,12 +60,17 @@ Emit: TypeAlias = Callable[[int, list[Piece]], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What sessions share."""
+    """What sessions share.
+
+    `place_wait_s` and `replace_wait_s`: how long a new session, and one that was on a verify
+    worker before, waits for one.
+    """
 
     pool: WorkerPool
     keeper: RecordKeeper
     figures: Figures
     place_wait_s: float
+    replace_wait_s: float
 
 
 class RunningSession:
@@ -111,8 +124,13 @@ class RunningSession:
             )
         self._fruitless += 1
         services = self._services
+        # What a client has got already is worth a longer wait than a new request.
+        running = self._epoch > 0
         link = await services.pool.wait_for_link(
-            services.place_wait_s, exclude=self._refused, give_up=lambda: self._stopped is not None
+            services.replace_wait_s if running else services.place_wait_s,
+            exclude=self._refused,
+            give_up=lambda: self._stopped is not None,
+            for_room=running,
         )
         if link is None:
             return  # stopped; `run` sees it
@@ -182,11 +200,13 @@ class RunningSession:
             self._log.warning("the record is no longer ours", error=error.message)
 
     def check_drafter(self) -> None:
-        """Take another draft worker if the session has none, or if its own is gone."""
-        if self._link is None or (self._drafter and self._services.pool.is_up(self._drafter)):
+        """Take another draft worker if the session has none, or if its own is gone or bad."""
+        pool, held = self._services.pool, self._drafter
+        bad = held is not None and pool.is_quarantined(held)
+        if self._link is None or (held is not None and pool.is_up(held) and not bad):
             return
         chosen = self._choose_drafter()
-        if chosen is not None:
+        if chosen is not None or bad:
             self._assign(chosen)
 
     async def _next_pieces(self) -> list[Piece]:
@@ -238,7 +258,9 @@ class RunningSession:
             return []
         figures = self.commit.figures
         drafted, accepted = figures.draft_tokens, figures.accepted_tokens
-        pieces = self.commit.commit(event.token_ids, event.origins, event.draft_tokens)
+        pieces = self.commit.commit(
+            event.token_ids, event.origins, event.draft_tokens, self._logprobs(event)
+        )
         if pieces:
             self._fruitless = 0
             self.journal.extend([piece.token_id for piece in pieces])
@@ -246,6 +268,18 @@ class RunningSession:
                 len(pieces), figures.draft_tokens - drafted, figures.accepted_tokens - accepted
             )
         return pieces
+
+    def _logprobs(self, event: Progress) -> tuple[TokenLogprobs, ...]:
+        """One for each token if they are wanted, else none."""
+        if self.journal.record.logprobs is None:
+            return ()
+        if len(event.logprobs) != len(event.token_ids):
+            worker_id = self.journal.record.verify_worker_id
+            raise InternalError(
+                f"verify worker {worker_id} sent tokens of session {self.session_id} without "
+                "the logprobs that were asked for; is it of an older version?"
+            )
+        return event.logprobs
 
     async def _ended(self, event: SessionEnded) -> None:
         if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
@@ -269,29 +303,40 @@ class RunningSession:
             return  # another one was assigned meanwhile
         self._log.warning("draft worker lost", worker_id=event.worker_id, error=event.error.message)
         self._lost[lost.worker_id, lost.incarnation] = time.monotonic()
+        if isinstance(event.error, InvalidRequestError):
+            self._services.pool.quarantine(lost, event.error.message)
         chosen = self._choose_drafter()
         if chosen is not None:
             self._assign(chosen)
         else:
-            self._take_drafter(None)
-            self.journal.assign("")
+            self._note_drafter(None)
 
-    def _assign(self, drafter: WorkerRecord) -> None:
+    def _assign(self, drafter: WorkerRecord | None) -> None:
         assert self._link is not None
-        self._take_drafter(drafter)
-        self.journal.assign(drafter.worker_id)
-        self._services.keeper.later(self.journal)
+        self._note_drafter(drafter)
         self._link.send(
-            AssignDrafter(session_id=self.session_id, epoch=self._epoch, drafter=_ref(drafter))
+            AssignDrafter(
+                session_id=self.session_id,
+                epoch=self._epoch,
+                drafter=self._services.pool.ref(drafter) if drafter else None,
+            )
         )
-        self._log.info("draft worker assigned", worker_id=drafter.worker_id)
+        self._log.info("draft worker assigned", worker_id=drafter.worker_id if drafter else "")
+
+    def _note_drafter(self, drafter: WorkerRecord | None) -> None:
+        self._take_drafter(drafter)
+        self.journal.assign(drafter.worker_id if drafter else "")
+        self._services.keeper.later(self.journal)
 
     def _choose_drafter(self) -> WorkerRecord | None:
-        if not self.journal.record.speculation.enabled:
+        speculation = self.journal.record.speculation
+        if not speculation.enabled:
             return None
         now = time.monotonic()
         recent = {key for key, lost_at in self._lost.items() if now - lost_at < DRAFTER_RETRY_S}
-        return self._services.pool.choose_draft_worker(recent)
+        # Under the rejection rule a q that is not what it says would bend the law of the output.
+        trusted_only = speculation.rule is AcceptanceRule.REJECTION
+        return self._services.pool.choose_draft_worker(recent, trusted_only=trusted_only)
 
     def _take_drafter(self, drafter: WorkerRecord | None) -> None:
         drafted = self._services.pool.drafted
@@ -319,10 +364,7 @@ class RunningSession:
             sampling=record.sampling,
             endings=Endings(self.commit.limits.max_new_tokens, self._stop_ids),
             speculation=record.speculation,
-            drafter=_ref(self._drafter) if self._drafter else None,
+            drafter=self._services.pool.ref(self._drafter) if self._drafter else None,
+            logprobs=record.logprobs,
             traceparent=self._traceparent,
         )
-
-
-def _ref(worker: WorkerRecord) -> DraftWorkerRef:
-    return DraftWorkerRef(worker.worker_id, worker.address)

@@ -1,12 +1,13 @@
 """All the sessions that this coordinator runs."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 
-from coordinator.commit import CommitStep
+from coordinator.commit import CommitStep, Limits
 from coordinator.detokenizer import Detokenizer
 from coordinator.journal import Journal
 from coordinator.model import ServedModel
-from coordinator.requests import GenerateCall
+from coordinator.requests import GenerateCall, ending_ids
 from coordinator.session import RunningSession, Services
 from outrider.errors import (
     OutriderError,
@@ -29,11 +30,29 @@ class Sessions:
     ) -> None:
         self.running: dict[str, RunningSession] = {}
         self.draining = False
+        # What cancels all samples of a request that runs, by the request's id.
+        self._claims: dict[str, Callable[[], bool]] = {}
         self._services = services
         self._records = records
         self._model = model
         self._coordinator_id = coordinator_id
         self._ended = asyncio.Event()
+
+    def claim(self, session_id: str, stop: Callable[[], bool]) -> None:
+        """Take an id for a request until `release`; `stop` is how it is cancelled.
+
+        `stop` tells whether anything was left to cancel.
+
+        Raises:
+            SessionExistsError: another request has the id.
+        """
+        if session_id in self._claims or session_id in self.running:
+            raise _is_running(session_id)
+        self._claims[session_id] = stop
+
+    def release(self, session_id: str) -> None:
+        """Give up an id that was claimed."""
+        del self._claims[session_id]
 
     async def start(self, call: GenerateCall, traceparent: str) -> RunningSession:
         """Write the record of a new session and place it; `end` must follow.
@@ -47,8 +66,8 @@ class Sessions:
         if self.draining:
             raise UnavailableError("this coordinator is stopping; use another one")
         if call.session_id in self.running:
-            raise SessionExistsError(f"session {call.session_id!r} is running; choose another id")
-        session = self._make(call, traceparent)
+            raise _is_running(call.session_id)
+        session = self._make(self._new_record(call), call.prompt, traceparent)
         await self._create(session.journal)
         self.running[call.session_id] = session
         try:
@@ -71,13 +90,16 @@ class Sessions:
             self._ended.set()
 
     async def cancel(self, session_id: str) -> bool:
-        """Cancel a session; False when it had ended already.
+        """Cancel a session, or all samples of a request; False when all had ended already.
 
         Raises:
             UnknownSessionError: there is no such session.
             UnavailableError: another coordinator runs it.
             RecordsUnavailableError: it does not run here, and Redis does not answer.
         """
+        stop_samples = self._claims.get(session_id)
+        if stop_samples is not None and stop_samples():
+            return True
         session = self.running.get(session_id)
         if session is not None:
             session.stop()
@@ -141,29 +163,45 @@ class Sessions:
             keeper.later(journal)
             raise
 
-    def _make(self, call: GenerateCall, traceparent: str) -> RunningSession:
-        model = self._model
-        record = SessionRecord(
+    def _new_record(self, call: GenerateCall) -> SessionRecord:
+        return SessionRecord(
             session_id=call.session_id,
             owner=self._coordinator_id,
-            model=model.name,
-            model_fingerprint=model.fingerprint,
+            model=self._model.name,
+            model_fingerprint=self._model.fingerprint,
             prompt_len=len(call.prompt),
             sampling=call.sampling,
             max_tokens=call.limits.max_tokens,
             stop=call.stop,
             stop_ids=call.stop_ids,
             speculation=call.speculation,
+            ignore_eos=call.ignore_eos,
+            include_stop=call.include_stop,
+            logprobs=call.logprobs,
             epoch=0,  # raised by the first placement
         )
-        stop_ids = model.stop_ids | frozenset(call.stop_ids)
+
+    def _make(
+        self, record: SessionRecord, prompt: Sequence[int], traceparent: str
+    ) -> RunningSession:
+        """A session as its record says; nothing else about the request is needed."""
+        model = self._model
+        stop_ids = ending_ids(model, record.stop_ids, ignore_eos=record.ignore_eos)
         commit = CommitStep(
-            Detokenizer(model.vocabulary), limits=call.limits, stop_ids=stop_ids, stop=call.stop
+            Detokenizer(model.vocabulary),
+            limits=Limits(record.prompt_len, record.max_tokens, model.context_len),
+            stop_ids=stop_ids,
+            stop=record.stop,
+            include_stop=record.include_stop,
         )
         return RunningSession(
             self._services,
-            Journal(self._records, record, call.prompt),
+            Journal(self._records, record, prompt),
             commit,
             stop_ids=stop_ids,
             traceparent=traceparent,
         )
+
+
+def _is_running(session_id: str) -> SessionExistsError:
+    return SessionExistsError(f"session {session_id!r} is running; choose another id")

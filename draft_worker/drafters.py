@@ -14,7 +14,8 @@ MIB = 1024 * 1024
 class ChosenDrafter:
     """A drafter and what the registry says about it.
 
-    Fingerprints are empty and `context_len` is 0 for a drafter that fits any target.
+    Fingerprints are empty and `context_len` is 0 for a drafter that fits any target. The
+    fingerprint of the tokenizer is the target's where the pair was compared.
     """
 
     drafter: Drafter
@@ -44,12 +45,12 @@ def _model(settings: Settings) -> ChosenDrafter:
     from outrider.drafting.model import ModelDrafter
     from outrider.model.loading import load_model
     from outrider.model.paged import block_bytes
-    from outrider.model.tokenizers import check_pair, load_tokenizer
+    from outrider.model.pairs import check_models
+    from outrider.model.tokenizers import load_tokenizer, producible_ids
 
     # Before the weights are read, which takes longer.
-    tokenizer = load_tokenizer(settings.draft_model)
-    if settings.target:
-        check_pair(load_tokenizer(settings.target), tokenizer)
+    pair = check_models(settings.target, settings.draft_model) if settings.target else None
+    tokenizer = pair.drafter if pair else load_tokenizer(settings.draft_model)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     model = load_model(settings.draft_model)
@@ -59,10 +60,13 @@ def _model(settings: Settings) -> ChosenDrafter:
             f"--kv-memory-mb {settings.kv_memory_mb} holds no block of "
             f"{block_bytes(model) / MIB:.1f} MiB of {model.name}; give it more"
         )
+    own = producible_ids(tokenizer, model.vocab_size)
     drafter = ModelDrafter(
         model,
         total_blocks=total_blocks,
         prefill_chunk=settings.prefill_chunk,
-        token_count=min(tokenizer.vocab_size, model.vocab_size),
+        token_count=min(own, pair.producible) if pair else own,
     )
-    return ChosenDrafter(drafter, model.fingerprint, tokenizer.fingerprint, model.context_len)
+    # A tokenizer that differs only in ids that never come out counts as the target's own.
+    fingerprint = (pair.target if pair else tokenizer).fingerprint
+    return ChosenDrafter(drafter, model.fingerprint, fingerprint, model.context_len)

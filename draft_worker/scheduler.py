@@ -14,7 +14,7 @@ from opentelemetry.trace import Span
 
 from draft_worker.figures import Figures
 from outrider import logs, telemetry
-from outrider.drafting.base import Drafter, DraftRequest
+from outrider.drafting.base import Drafter, DraftLaw, DraftRequest
 from outrider.errors import (
     FencedError,
     InternalError,
@@ -140,7 +140,8 @@ class Scheduler:
                 "use another one or raise --max-sessions"
             )
         self._end(key)
-        self._drafter.open(_drafter_id(key), command.token_ids, command.sampling)
+        law = DraftLaw(command.prompt_len, command.stop_ids, command.rule, command.q_top)
+        self._drafter.open(_drafter_id(key), command.token_ids, command.sampling, law)
         self._sessions[key] = _Session(
             command.epoch, len(command.token_ids), self._begin_span(command)
         )

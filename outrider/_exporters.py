@@ -1,5 +1,7 @@
 """The OpenTelemetry SDK behind `outrider.telemetry`; imported only when telemetry is on."""
 
+import logging
+import time
 from collections.abc import Callable
 
 from opentelemetry import metrics, trace
@@ -13,10 +15,56 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from prometheus_client import start_http_server
 
+from outrider import logs
 from outrider.errors import AddressInUseError
 
 # With all its retries; a process that ends waits this long for a collector that is down.
 EXPORT_TIMEOUT_S = 2
+# Where the exporters log, and how often what they say is passed on.
+EXPORTERS = "opentelemetry.exporter"
+COMPLAINT_EVERY_S = 300.0
+
+
+class Complaints(logging.Handler):
+    """Passes on that exports fail: the first time, then once in a while with their number."""
+
+    def __init__(
+        self, service: str, instance: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(logging.WARNING)
+        # Exporters have threads of their own, which lack the fields of the process.
+        self._log = logs.get(__name__).bind(service=service, instance=instance)
+        self._clock = clock
+        self._failures = 0
+        self._told_at: float | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count what an exporter says, and tell it if it is time."""
+        self._failures += 1
+        now = self._clock()
+        if self._told_at is not None and now - self._told_at < COMPLAINT_EVERY_S:
+            return
+        self._told_at = now
+        self._log.warning(
+            "telemetry is not exported",
+            error=record.getMessage(),
+            failures=self._failures,
+            next_report_s=COMPLAINT_EVERY_S,
+        )
+
+
+def listen(complaints: Complaints) -> Callable[[], None]:
+    """Let `complaints` alone say what the exporters log, until the returned function is called."""
+    logger = logging.getLogger(EXPORTERS)
+    propagate = logger.propagate
+    logger.addHandler(complaints)
+    logger.propagate = False
+
+    def stop() -> None:
+        logger.removeHandler(complaints)
+        logger.propagate = propagate
+
+    return stop
 
 
 def install(
@@ -38,6 +86,7 @@ def install(
             ) from error
         stops.append(server.shutdown)
     if otlp_endpoint:
+        stop_listening = listen(Complaints(service, instance))
         insecure = not otlp_endpoint.startswith("https://")
         readers.append(
             PeriodicExportingMetricReader(
@@ -52,6 +101,9 @@ def install(
     meters = MeterProvider(resource=resource, metric_readers=readers)
     metrics.set_meter_provider(meters)
     stops.append(meters.shutdown)
+    if otlp_endpoint:
+        # Last: the flush at the end fails as well when the collector is down.
+        stops.append(stop_listening)
 
     def stop() -> None:
         for end in stops:

@@ -1,8 +1,8 @@
 """One running `Generate` call as a stream of chunks, synchronous and asynchronous.
 
-Both classes keep the same promises: iterating yields chunks, `complete` waits for the rest,
-and a caller that leaves early (break, close, an exception, the end of the `with` block)
-cancels the call, which frees the session at once.
+Both classes keep the same promises: iterating yields chunks, `complete` (one completion) and
+`complete_all` (any number) wait for the rest, and a caller that leaves early (break, close,
+an exception, the end of the `with` block) cancels the call, which frees its sessions at once.
 """
 
 import asyncio
@@ -16,9 +16,10 @@ from grpc_status import rpc_status
 from opentelemetry import trace
 
 from outrider import rpc, telemetry
-from outrider._protocol import GenerateOptions, Transcript, generate_request
+from outrider._protocol import GenerateOptions, generate_request
+from outrider._transcript import Transcript
 from outrider._values import Chunk, Completion
-from outrider.errors import InternalError, OutriderError, UnavailableError
+from outrider.errors import InternalError, InvalidRequestError, OutriderError, UnavailableError
 from outrider.pb.v1 import coordinator_pb2 as pb
 
 
@@ -39,6 +40,12 @@ def call_error(error: grpc.RpcError, address: str, *, answered: bool = False) ->
     return found
 
 
+def check_single(n: int) -> None:
+    """Refuse to give several completions as one with an `InvalidRequestError`."""
+    if n > 1:
+        raise InvalidRequestError(f"there are n={n} completions; use complete_all to get them")
+
+
 class _Generation:
     """What both kinds of stream share: the request, the transcript and the span."""
 
@@ -48,7 +55,7 @@ class _Generation:
         session_id = arguments.pop("session_id", "") or uuid.uuid4().hex
         self._request = generate_request(prompt, session_id=session_id, **arguments)
         self._address = address
-        self._transcript = Transcript(session_id)
+        self._transcript = Transcript(session_id, self._request.n)
         self._error: OutriderError | None = None
         self._closed = False
         self._span = telemetry.tracer(__name__).start_span(
@@ -65,6 +72,11 @@ class _Generation:
     def session_id(self) -> str:
         """The id of the session; known from the start."""
         return self._transcript.session_id
+
+    @property
+    def prompt_text(self) -> str:
+        """The prompt that was sent back (`echo`); known once the first chunk is there."""
+        return self._transcript.prompt_text
 
     def _call_failed(self, error: grpc.RpcError) -> OutriderError:
         return self._fail(call_error(error, self._address, answered=self._transcript.begun))
@@ -86,10 +98,13 @@ class _Generation:
         cancel()
         self._span.end()
 
-    def _result(self) -> Completion:
+    def _check_single(self) -> None:
+        check_single(self._transcript.n)
+
+    def _results(self) -> list[Completion]:
         if self._error is not None:
             raise self._error
-        return self._transcript.completion()
+        return self._transcript.completions()
 
 
 class Generation(_Generation):
@@ -133,11 +148,21 @@ class Generation(_Generation):
         After a cancel it is what had arrived until then, with the reason CANCELLED.
 
         Raises:
+            InvalidRequestError: there are several; see `complete_all`.
+            OutriderError: the call failed.
+        """
+        self._check_single()
+        return self.complete_all()[0]
+
+    def complete_all(self) -> list[Completion]:
+        """Wait for the rest of every completion and return them in the order of their index.
+
+        Raises:
             OutriderError: the call failed.
         """
         for _ in self:
             pass
-        return self._result()
+        return self._results()
 
     def cancel(self) -> None:
         """End the call if it still runs; does nothing afterwards."""
@@ -204,11 +229,21 @@ class AsyncGeneration(_Generation):
         After a cancel it is what had arrived until then, with the reason CANCELLED.
 
         Raises:
+            InvalidRequestError: there are several; see `complete_all`.
+            OutriderError: the call failed.
+        """
+        self._check_single()
+        return (await self.complete_all())[0]
+
+    async def complete_all(self) -> list[Completion]:
+        """Wait for the rest of every completion and return them in the order of their index.
+
+        Raises:
             OutriderError: the call failed.
         """
         async for _ in self:
             pass
-        return self._result()
+        return self._results()
 
     def cancel(self) -> None:
         """End the call if it still runs; does nothing afterwards."""

@@ -1,30 +1,20 @@
 """The client's side of `coordinator.proto`, without any input or output.
 
-Requests are built from keyword arguments; a `Transcript` folds the events of one `Generate`
-call into chunks and the completion.
+Requests are built from keyword arguments, and short answers become plain values. What a
+`Generate` call says is folded together in `outrider._transcript`.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from outrider import wire
-from outrider._values import (
-    Chunk,
-    Completion,
-    GenerateTimings,
-    ModelInfo,
-    Piece,
-    SessionInfo,
-    Status,
-    Usage,
-    WorkerInfo,
-)
-from outrider.errors import InternalError, InvalidRequestError
-from outrider.messages import FinishReason, SpeculationFigures, TokenOrigin
+from outrider._values import ModelInfo, SessionInfo, Status, WorkerInfo
+from outrider.errors import InvalidRequestError
+from outrider.messages import AcceptanceRule
 from outrider.pb.v1 import coordinator_pb2 as pb
 from outrider.pb.v1 import types_pb2
 
-MICROSECONDS = 1e6
+LOGPROB_KINDS = ("raw", "processed")
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -33,11 +23,27 @@ class GenerateOptions(TypedDict, total=False):
     messages, token_ids: instead of a text prompt; messages are rendered with the model's
         chat template (`{"role": "user", "content": "…"}`).
     max_tokens: most tokens to generate; up to the context limit when left out.
-    temperature, top_p, top_k: temperature 0 (the default) is greedy, top_p 1 and top_k 0
-        keep every token.
+    temperature, top_p, top_k, min_p: temperature 0 (the default) is greedy; top_p 1, top_k 0
+        and min_p 0 keep every token.
+    repetition_penalty: above 1 makes every id of prompt and completion less likely.
+    frequency_penalty, presence_penalty: subtracted for each occurrence in the completion,
+        and once for each id that occurs in it.
+    logit_bias: added to the logits, by token id.
+    bad_words, bad_words_ids: texts and id sequences that never occur; a text also stands for
+        itself after a space.
+    min_tokens: end-of-sequence and stop ids are barred until there are that many tokens.
+    allowed_token_ids, banned_token_ids: nothing else, and never those.
     seed: the same seed gives the same tokens; drawn by the server when left out.
-    stop, stop_token_ids: strings and ids that end the completion and are not part of its text.
+    stop, stop_token_ids: strings and ids that end the completion and are not part of its
+        text; with include_stop the stop string is.
+    ignore_eos: go on past the model's end-of-sequence tokens.
+    logprobs: a number asks for the log-probability of each token and for those of that many
+        best ones; True is the same as 0. logprobs_kind: "raw" (the default) is the target's
+        own distribution, "processed" the one that the token was chosen from.
+    echo: send the prompt back, as text and ids.
+    n: so many completions of the prompt, each with its own seed, derived from `seed`.
     speculation: False switches it off; a number is the draft length of each round.
+    rule: "coupled" or "rejection", how drafts are accepted.
     session_id: an id of your own; made when left out.
     model: the model's name, where more than one is served.
     timeout_s: seconds until the call fails with `DeadlineError`.
@@ -49,10 +55,27 @@ class GenerateOptions(TypedDict, total=False):
     temperature: float | None
     top_p: float | None
     top_k: int | None
+    min_p: float
+    repetition_penalty: float | None
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float]
+    bad_words: Sequence[str]
+    bad_words_ids: Sequence[Sequence[int]]
+    min_tokens: int
+    allowed_token_ids: Sequence[int]
+    banned_token_ids: Sequence[int]
     seed: int | None
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
+    include_stop: bool
+    ignore_eos: bool
+    logprobs: bool | int | None
+    logprobs_kind: str
+    echo: bool
+    n: int
     speculation: bool | int | None
+    rule: str | None
     session_id: str
     model: str
     timeout_s: float | None
@@ -68,10 +91,27 @@ def generate_request(
     temperature: float | None = None,
     top_p: float | None = None,
     top_k: int | None = None,
+    min_p: float = 0.0,
+    repetition_penalty: float | None = None,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+    bad_words: Sequence[str] = (),
+    bad_words_ids: Sequence[Sequence[int]] = (),
+    min_tokens: int = 0,
+    allowed_token_ids: Sequence[int] = (),
+    banned_token_ids: Sequence[int] = (),
     seed: int | None = None,
     stop: str | Sequence[str] = (),
     stop_token_ids: Sequence[int] = (),
+    include_stop: bool = False,
+    ignore_eos: bool = False,
+    logprobs: bool | int | None = None,
+    logprobs_kind: str = "raw",
+    echo: bool = False,
+    n: int = 1,
     speculation: bool | int | None = None,
+    rule: str | None = None,
     model: str = "",
 ) -> pb.GenerateRequest:
     """The request that the options mean (see `GenerateOptions`).
@@ -81,20 +121,40 @@ def generate_request(
     """
     if sum(given is not None for given in (prompt, messages, token_ids)) != 1:
         raise InvalidRequestError("give exactly one of prompt, messages and token_ids")
+    if isinstance(bad_words, str):
+        raise InvalidRequestError("bad_words is a list of texts, not one text")
+    if n < 1:
+        raise InvalidRequestError(f"n must be at least 1, not {n}")
     try:
+        biases = (logit_bias or {}).items()
         request = pb.GenerateRequest(
             session_id=session_id,
             model=model,
-            token_ids=None if token_ids is None else pb.TokenIds(ids=token_ids),
+            token_ids=None if token_ids is None else types_pb2.TokenIds(ids=token_ids),
             messages=None if messages is None else _messages_to_pb(messages),
             max_tokens=max_tokens,
             temperature=temperature,
             top_p=top_p,
             top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            logit_bias=[types_pb2.LogitBias(token_id=i, bias=bias) for i, bias in biases],
+            bad_words=bad_words,
+            bad_words_ids=[types_pb2.TokenIds(ids=word) for word in bad_words_ids],
+            min_tokens=min_tokens,
+            allowed_token_ids=allowed_token_ids,
+            banned_token_ids=banned_token_ids,
             seed=seed,
             stop=[stop] if isinstance(stop, str) else stop,
             stop_token_ids=stop_token_ids,
-            speculation=_speculation_to_pb(speculation),
+            include_stop=include_stop,
+            ignore_eos=ignore_eos,
+            logprobs=_logprobs_to_pb(logprobs, logprobs_kind),
+            echo=echo,
+            n=n,
+            speculation=_speculation_to_pb(speculation, rule),
         )
         if prompt is not None:
             request.text = prompt
@@ -113,93 +173,31 @@ def _messages_to_pb(messages: Sequence[Mapping[str, str]]) -> pb.Messages:
     )
 
 
-def _speculation_to_pb(speculation: bool | int | None) -> types_pb2.SpeculationOptions | None:
-    if speculation is None:
+def _logprobs_to_pb(logprobs: bool | int | None, kind: str) -> types_pb2.LogprobOptions | None:
+    if kind not in LOGPROB_KINDS:
+        raise InvalidRequestError(f"logprobs_kind is raw or processed, not {kind!r}")
+    if logprobs is None or logprobs is False:
         return None
-    if not speculation:
-        return types_pb2.SpeculationOptions(mode=types_pb2.SPECULATION_MODE_OFF)
-    draft_len = 0 if speculation is True else speculation
-    return types_pb2.SpeculationOptions(mode=types_pb2.SPECULATION_MODE_ON, draft_len=draft_len)
+    top = 0 if logprobs is True else logprobs
+    return types_pb2.LogprobOptions(top=top, processed=kind == "processed")
 
 
-class Transcript:
-    """What one `Generate` call has said so far; `begun` once it has said anything."""
-
-    def __init__(self, session_id: str) -> None:
-        self.session_id = session_id
-        self._started = pb.Started()
-        self._text: list[str] = []
-        self._pieces: list[Piece] = []
-        self._finished: pb.Finished | None = None
-        self.begun = False
-
-    @property
-    def finished(self) -> bool:
-        """Whether the coordinator has said how it ended."""
-        return self._finished is not None
-
-    def feed(self, response: pb.GenerateResponse) -> Chunk | None:
-        """Take the next event; the chunk that it brought, if it brought any.
-
-        Raises:
-            InternalError: a delta is not the continuation of the one before.
-        """
-        self.begun = True
-        match response.WhichOneof("event"):
-            case "started":
-                self._started = response.started
-                self.session_id = response.started.session_id
-                return None
-            case "delta":
-                return self._continue(response.delta)
-            case "finished":
-                self._finished = response.finished
-                return self._chunk(response.finished.text, ()) if response.finished.text else None
-            case _:  # an event of a newer coordinator
-                return None
-
-    def _continue(self, delta: pb.Delta) -> Chunk:
-        if delta.offset != len(self._pieces):
-            raise InternalError(
-                f"session {self.session_id}: got tokens at {delta.offset}, "
-                f"expected them at {len(self._pieces)}"
-            )
-        pieces = tuple(
-            Piece(p.token_id, p.text, wire.TOKEN_ORIGINS_FROM_PB.get(p.origin, TokenOrigin.PLAIN))
-            for p in delta.pieces
-        )
-        return self._chunk("".join(piece.text for piece in pieces), pieces)
-
-    def _chunk(self, text: str, pieces: tuple[Piece, ...]) -> Chunk:
-        chunk = Chunk(len(self._pieces), text, pieces)
-        self._text.append(text)
-        self._pieces.extend(pieces)
-        return chunk
-
-    def completion(self) -> Completion:
-        """All of it; without a word on its end, it counts as cancelled by the caller."""
-        end = self._finished
-        reason = FinishReason.CANCELLED
-        usage = Usage(self._started.prompt_tokens, len(self._pieces))
-        figures, timings = SpeculationFigures(), GenerateTimings()
-        if end is not None:
-            reason = wire.FINISH_REASONS_FROM_PB.get(end.reason, FinishReason.ERROR)
-            usage = Usage(end.usage.prompt_tokens, end.usage.completion_tokens)
-            figures = wire.figures_from_pb(end.speculation)
-            timings = GenerateTimings(
-                end.timings.first_token_us / MICROSECONDS, end.timings.total_us / MICROSECONDS
-            )
-        return Completion(
-            session_id=self.session_id,
-            model=self._started.model,
-            seed=self._started.seed,
-            text="".join(self._text),
-            pieces=tuple(self._pieces),
-            finish_reason=reason,
-            usage=usage,
-            speculation=figures,
-            timings=timings,
-        )
+def _speculation_to_pb(
+    speculation: bool | int | None, rule: str | None
+) -> types_pb2.SpeculationOptions | None:
+    if speculation is None and rule is None:
+        return None
+    options = types_pb2.SpeculationOptions()
+    if rule is not None:
+        known = [known.value for known in AcceptanceRule]
+        if rule not in known:
+            raise InvalidRequestError(f"rule is one of {', '.join(known)}, not {rule!r}")
+        options.rule = wire.RULES[AcceptanceRule(rule)]
+    if speculation is not None:
+        on = bool(speculation)
+        options.mode = types_pb2.SPECULATION_MODE_ON if on else types_pb2.SPECULATION_MODE_OFF
+        options.draft_len = 0 if isinstance(speculation, bool) else speculation
+    return options
 
 
 def session_from_pb(info: pb.SessionInfo) -> SessionInfo:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from outrider.messages import FinishReason, SpeculationFigures, TokenOrigin
+from outrider.messages import FinishReason, SpeculationFigures, TokenLogprobs, TokenOrigin
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,24 +10,27 @@ class Piece:
     """One committed token and the text that it made certain.
 
     The text can be empty (half a character, or text that may still become a stop string) and
-    can hold text that earlier pieces held back.
+    can hold text that earlier pieces held back. `logprobs` is None unless they were asked for.
     """
 
     token_id: int
     text: str
     origin: TokenOrigin
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """What arrived at once: the tokens of one round, or the last held-back text (no pieces).
 
-    `offset` counts the completion tokens before the first piece.
+    `offset` counts the completion tokens before the first piece; `index` says which of `n`
+    completions it belongs to, from 0.
     """
 
     offset: int
     text: str
     pieces: tuple[Piece, ...] = ()
+    index: int = 0
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -55,8 +58,9 @@ class GenerateTimings:
 class Completion:
     """A whole answer, or what there is of it when it was cancelled.
 
-    `seed` gives the same answer again. Figures and timings of a call that the caller broke
-    off are zero: the coordinator tells them at the end.
+    `seed` gives the same answer again, also alone if it was one of `n`; `index` says which.
+    Figures and timings of a call that the caller broke off are zero: the coordinator tells
+    them at the end. The prompt is there with `echo`; it is never part of `text`.
     """
 
     session_id: str
@@ -68,11 +72,19 @@ class Completion:
     usage: Usage
     speculation: SpeculationFigures
     timings: GenerateTimings
+    index: int = 0
+    prompt_text: str = ""
+    prompt_token_ids: tuple[int, ...] = ()
 
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The ids of the completion, the end-of-sequence token included if it was chosen."""
         return tuple(piece.token_id for piece in self.pieces)
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """One for each of `token_ids`; empty unless they were asked for."""
+        return tuple(piece.logprobs for piece in self.pieces if piece.logprobs is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,12 @@
         for chunk in client.generate("Once upon a time", max_tokens=64):
             ...
         completion = client.complete(messages=[{"role": "user", "content": "Hi"}])
+        three = client.complete_all("Once upon a time", n=3, temperature=0.8)
 
 Every failure is an `outrider.errors.OutriderError` of its kind.
 """
 
+import threading
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 import grpc
 
 from outrider import rpc
-from outrider._generation import AsyncGeneration, Generation, call_error
+from outrider._generation import AsyncGeneration, Generation, call_error, check_single
 from outrider._protocol import (
     GenerateOptions,
     models_from_pb,
@@ -35,6 +37,7 @@ from outrider._values import (
     Usage,
     WorkerInfo,
 )
+from outrider.messages import TokenLogprobs
 from outrider.pb.v1 import coordinator_pb2 as pb
 from outrider.pb.v1 import coordinator_pb2_grpc as pb_grpc
 
@@ -53,15 +56,19 @@ class Client:
 
     def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
         self.address = address
+        # Threads that make their first calls at once share one channel.
+        self._lock = threading.Lock()
+        self._channel: grpc.Channel | None = None
+        self._made: pb_grpc.CoordinatorServiceStub | None = None
 
-    @cached_property
-    def _channel(self) -> grpc.Channel:
-        rpc.check_address(self.address)
-        return grpc.insecure_channel(self.address, options=rpc.CHANNEL_OPTIONS)
-
-    @cached_property
+    @property
     def _stub(self) -> pb_grpc.CoordinatorServiceStub:
-        return pb_grpc.CoordinatorServiceStub(self._channel)
+        with self._lock:
+            if self._made is None:
+                rpc.check_address(self.address)
+                self._channel = grpc.insecure_channel(self.address, options=rpc.CHANNEL_OPTIONS)
+                self._made = pb_grpc.CoordinatorServiceStub(self._channel)
+            return self._made
 
     def generate(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Generation:
         """Start a completion and return it as a stream of chunks.
@@ -75,8 +82,19 @@ class Client:
         return Generation(self._stub.Generate, self.address, prompt, options)
 
     def complete(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Completion:
-        """The whole completion at once; the options and errors of `generate` and of its stream."""
+        """The whole completion at once; the options and errors of `generate` and of its stream.
+
+        Raises:
+            InvalidRequestError: `n` is above 1; see `complete_all`.
+        """
+        check_single(options.get("n", 1))
         return self.generate(prompt, **options).complete()
+
+    def complete_all(
+        self, prompt: str | None = None, **options: Unpack[GenerateOptions]
+    ) -> list[Completion]:
+        """All `n` whole completions at once, in the order of their index."""
+        return self.generate(prompt, **options).complete_all()
 
     def cancel(self, session_id: str) -> bool:
         """Cancel any session by its id; False when it had ended already."""
@@ -105,8 +123,9 @@ class Client:
 
     def close(self) -> None:
         """Close the connection; calls that still run are cancelled."""
-        if "_channel" in self.__dict__:
-            self._channel.close()
+        with self._lock:
+            if self._channel is not None:
+                self._channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -143,8 +162,15 @@ class AsyncClient:
     async def complete(
         self, prompt: str | None = None, **options: Unpack[GenerateOptions]
     ) -> Completion:
-        """The whole completion at once."""
+        """The whole completion at once; see `Client.complete`."""
+        check_single(options.get("n", 1))
         return await self.generate(prompt, **options).complete()
+
+    async def complete_all(
+        self, prompt: str | None = None, **options: Unpack[GenerateOptions]
+    ) -> list[Completion]:
+        """All `n` whole completions at once, in the order of their index."""
+        return await self.generate(prompt, **options).complete_all()
 
     async def cancel(self, session_id: str) -> bool:
         """Cancel any session by its id; False when it had ended already."""
@@ -210,6 +236,7 @@ __all__ = [
     "Piece",
     "SessionInfo",
     "Status",
+    "TokenLogprobs",
     "Usage",
     "WorkerInfo",
 ]

@@ -32,11 +32,13 @@ def setting(
     at_most: float | None = None,
     argument: bool = False,
     many: bool = False,
+    env: bool = True,
 ) -> Any:
     """Declare a field of a settings class.
 
     `at_least` and `at_most` bound numbers. `argument` makes it positional instead of a flag.
-    `many` accepts the flag several times (the field is a tuple).
+    `many` accepts the flag several times (the field is a tuple). Without `env` the environment
+    does not set it: for what would be done by accident otherwise.
     """
     metadata = {
         "help": help,
@@ -45,6 +47,7 @@ def setting(
         "at_most": at_most,
         "argument": argument,
         "many": many,
+        "env": env,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -100,8 +103,8 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> click.Parameter:
         show_default=not required and field.default not in (None, "", ()),
         multiple=metadata["many"],
         help=metadata["help"],
-        envvar=f"{ENV_PREFIX}_{field.name.upper()}",
-        show_envvar=True,
+        envvar=f"{ENV_PREFIX}_{field.name.upper()}" if metadata["env"] else None,
+        show_envvar=metadata["env"],
     )
 
 

@@ -31,18 +31,66 @@ class TokenOrigin(Enum):
     BONUS = "bonus"
 
 
+class AcceptanceRule(Enum):
+    """How drafts are accepted; see docs/exactness.md."""
+
+    COUPLED = "coupled"
+    REJECTION = "rejection"
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the target's distribution is processed and sampled.
 
-    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token. `seed` (64 bits,
-    unsigned) keys the noise.
+    The processors, in the order in which they apply (docs/exactness.md):
+
+    logit_bias: (id, bias) pairs, added to the logits.
+    repetition_penalty: above 1 makes every id of prompt and completion less likely; 1 is off.
+    frequency_penalty, presence_penalty: subtracted for each occurrence in the completion, and
+        once for each id that occurs in it; 0 is off.
+    bad_words: id sequences that never occur.
+    min_tokens: stop ids are barred until the completion has that many tokens.
+    allowed_ids: when not empty, nothing else is chosen.
+    banned_ids: never chosen.
+    temperature: 0 is greedy: the best of what is left, without what follows.
+    top_k, top_p, min_p: 0, 1 and 0 keep every token.
+
+    `seed` (64 bits, unsigned) keys the noise.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    allowed_ids: tuple[int, ...] = ()
+    banned_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobOptions:
+    """Log-probabilities for each token: its own and those of the `top` best.
+
+    They are of the target's raw distribution, or with `processed` of the one that the token
+    was chosen from.
+    """
+
+    top: int = 0
+    processed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The log-probability of a committed token and (id, logprob) of the best, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +103,11 @@ class Endings:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """Whether to speculate, and the draft length k; `draft_len` 0 leaves k to the worker."""
+    """Whether to speculate, the draft length k (0: up to the worker) and the rule."""
 
     enabled: bool = True
     draft_len: int = 0
+    rule: AcceptanceRule = AcceptanceRule.COUPLED
 
 
 @dataclass(slots=True)
@@ -128,6 +177,10 @@ class Draft:
     parents: tuple[int, ...] = ()
     q: tuple[SparseDistribution, ...] = ()
 
+    def cut(self, tokens: int) -> "Draft":
+        """The first tokens of the draft."""
+        return Draft(self.token_ids[:tokens], self.parents[:tokens], self.q[:tokens])
+
     @property
     def is_chain(self) -> bool:
         """Whether each token continues the one before it."""
@@ -154,10 +207,15 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class DraftWorkerRef:
-    """A draft worker as the coordinator names it to a verify worker; `address` is host:port."""
+    """A draft worker as the coordinator names it to a verify worker; `address` is host:port.
+
+    The operator vouches for a `trusted` one: the q that it reports is the q that it samples
+    from. The rejection rule is exact only then.
+    """
 
     worker_id: str
     address: str
+    trusted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +239,7 @@ class StartSession(SessionMessage):
     endings: Endings
     speculation: SpeculationOptions = SpeculationOptions()
     drafter: DraftWorkerRef | None = None
+    logprobs: LogprobOptions | None = None
     traceparent: str = ""
 
 
@@ -204,12 +263,16 @@ DecodeCommand: TypeAlias = StartSession | CloseSession | AssignDrafter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(SessionMessage):
-    """The tokens that one round committed after `base_len`; `origins` has one entry a token."""
+    """The tokens that one round committed after `base_len`.
+
+    `origins` has one entry a token, and so has `logprobs` when they were asked for.
+    """
 
     base_len: int
     token_ids: tuple[int, ...]
     origins: tuple[TokenOrigin, ...]
     draft_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
     timings: Timings = Timings()
 
 
@@ -243,10 +306,19 @@ DecodeEvent: TypeAlias = Progress | SessionEnded | SessionFailed | DrafterLost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenDraft(SessionMessage):
-    """Begin, or begin again, from every committed token; `draft_len` 0 only prepares."""
+    """Begin, or begin again, from every committed token; `draft_len` 0 only prepares.
+
+    Under the rejection rule the drafter samples from its own distribution q and reports it:
+    its best `q_top` tokens (0: all of them). `prompt_len` and `stop_ids` serve the penalties
+    and `min_tokens` of `sampling`.
+    """
 
     token_ids: tuple[int, ...]
     sampling: SamplingParams
+    prompt_len: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    rule: AcceptanceRule = AcceptanceRule.COUPLED
+    q_top: int = 0
     draft_len: int = 0
     traceparent: str = ""
 

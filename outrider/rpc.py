@@ -18,6 +18,7 @@ from outrider.errors import (
     AddressInUseError,
     ConfigError,
     InternalError,
+    InvalidRequestError,
     OutriderError,
     UnavailableError,
     from_reason,
@@ -26,6 +27,8 @@ from outrider.errors import (
 )
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# In what grpc says of a message above it.
+TOO_LARGE = "message larger than max"
 KEEPALIVE_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 
@@ -120,6 +123,12 @@ def error_of(call_error: grpc.RpcError, target: str) -> OutriderError:
     code, details = call_error.code(), call_error.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE:
         return UnavailableError(f"nothing answers at {target}: {details}")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in details:
+        # Of grpc itself, on either side; unlike a full service it will say so every time.
+        return InvalidRequestError(
+            f"a message to or from {target} is above the limit of "
+            f"{MAX_MESSAGE_BYTES // 2**20} MiB: {details}"
+        )
     return from_reason("", f"call to {target} failed: {code.name}: {details}", code)
 
 

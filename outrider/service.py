@@ -17,6 +17,8 @@ import click
 from outrider import logs, telemetry
 from outrider.errors import OutriderError
 
+# 128 and the number of SIGINT, as shells have it.
+INTERRUPTED = 130
 Main = Callable[[asyncio.Event], Awaitable[None]]
 
 
@@ -47,6 +49,8 @@ def run(
     except OutriderError as error:
         click.echo(f"outrider {service}: {error.message}", err=True)
         sys.exit(1)
+    except KeyboardInterrupt:  # before the signals are ours, or after
+        sys.exit(INTERRUPTED)
 
 
 async def _until_signal(main: Main) -> None:
@@ -55,7 +59,7 @@ async def _until_signal(main: Main) -> None:
 
     def on_signal() -> None:
         if stop.is_set():
-            os._exit(130)
+            os._exit(INTERRUPTED)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

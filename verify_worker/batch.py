@@ -44,7 +44,7 @@ def form_batch(
 def _fit(work: Work, rows: int) -> Work:
     """The work cut to at most `rows` rows: a shorter draft, or a chunk of the prompt."""
     if work.committed_rows == 1:
-        return replace(work, draft=work.draft[: rows - 1])
+        return replace(work, draft=work.draft.cut(rows - 1))
     chunk = min(work.committed_rows, rows)
     return replace(work, committed_rows=chunk, decides=chunk == work.committed_rows)
 
@@ -62,8 +62,8 @@ class _BlockBudget:
         """Set aside the blocks of `work`, perhaps without its draft; None: it has to wait."""
         if any(work.session is victim for victim in self.preempted):
             return None
-        if self._missing(work) > self._free and work.draft:
-            work = replace(work, draft=())
+        if self._missing(work) > self._free and work.draft.token_ids:
+            work = replace(work, draft=work.draft.cut(0))
         missing = self._missing(work)
         while missing > self._free:
             victim = self._victim(work.session, chosen)

@@ -15,11 +15,21 @@ class Settings:
     dtype: str = setting(
         "float32", choices=("float32", "bfloat16", "float16"), help="Type of weights and KV."
     )
+    numerics: str = setting(
+        "fast",
+        choices=("fast", "invariant"),
+        help="invariant: a session's logits have the same bits whatever shares its steps; slower.",
+    )
     device: str = setting("cpu", help="Where the model runs: cpu, cuda, cuda:1.")
     draft_len: int = setting(4, at_least=0, help="Draft length k of a round, in tokens.")
     max_draft_len: int = setting(16, at_least=1, help="Most draft tokens a request may ask for.")
     draft_wait_s: float = setting(
         0.0, at_least=0, help="Longest wait for a draft; 0 lets the measured step time decide."
+    )
+    q_top: int = setting(
+        64,
+        at_least=0,
+        help="Tokens that a drafter's distribution has under the rejection rule; 0 is all.",
     )
     max_sessions: int = setting(64, at_least=1, help="Sessions in a step; more wait their turn.")
     step_tokens: int = setting(

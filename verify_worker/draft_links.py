@@ -1,7 +1,8 @@
 """Streams to draft workers: the verify worker is their client.
 
 One stream a draft worker, opened with the first command for it. A stream that breaks is
-reported to the engine once and forgotten; the next command opens a fresh one.
+reported to the engine once and forgotten; the next command opens a fresh one. A draft worker
+that says far more than it was asked is no better than one that sends rubbish.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import grpc
 
 from outrider import logs, rpc, wire
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
-from outrider.messages import DraftCommand, DraftEvent, DraftWorkerRef
+from outrider.messages import CommitDraft, DraftCommand, DraftEvent, DraftWorkerRef, OpenDraft
 from outrider.pb.v1 import draft_pb2, draft_pb2_grpc
 from verify_worker.engine import DrafterGone, FromDrafter, Message
 
@@ -21,6 +22,34 @@ SpeculateCall: TypeAlias = (
 )
 
 _LOG = logs.get(__name__)
+# What a draft worker may say on a stream beyond the answers to what it was asked.
+UNASKED_EVENTS = 1000
+
+
+class Credit:
+    """What a draft worker may still say on one stream: an event for each command to answer."""
+
+    def __init__(self, worker_id: str) -> None:
+        self._worker_id = worker_id
+        self._left = UNASKED_EVENTS
+
+    def earn(self, command: DraftCommand) -> None:
+        """Count a command; a close is not answered."""
+        if isinstance(command, OpenDraft | CommitDraft):
+            self._left += 1
+
+    def spend(self, events: int) -> None:
+        """Count the events of a frame, of which an empty one is not free either.
+
+        Raises:
+            InvalidRequestError: there are more than all the commands call for.
+        """
+        self._left -= max(events, 1)
+        if self._left < 0:
+            raise InvalidRequestError(
+                f"draft worker {self._worker_id} sent more than {UNASKED_EVENTS} events that "
+                "nobody asked for"
+            )
 
 
 class DraftLinks:
@@ -29,6 +58,7 @@ class DraftLinks:
     def __init__(self, post: Callable[[Message], None]) -> None:
         self._post = post
         self._links: dict[DraftWorkerRef, _Link] = {}
+        self._ending: set[asyncio.Task[None]] = set()
 
     def send(self, worker: DraftWorkerRef, command: DraftCommand) -> None:
         """Queue a command; a worker that can't be reached is reported as gone."""
@@ -36,17 +66,24 @@ class DraftLinks:
         if link is None:
             link = _Link(worker, self._post, self._forget)
             self._links[worker] = link
-        link.commands.put_nowait(command)
+        link.send(command)
+
+    def leave(self, worker_id: str) -> None:
+        """End the stream to a draft worker without a report; nothing more is read from it."""
+        for worker in [worker for worker in self._links if worker.worker_id == worker_id]:
+            task = self._links.pop(worker).task
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     def _forget(self, worker: DraftWorkerRef) -> None:
         self._links.pop(worker, None)
 
     async def close(self) -> None:
         """End every stream."""
-        links = list(self._links.values())
-        for link in links:
-            link.task.cancel()
-        await asyncio.gather(*(link.task for link in links), return_exceptions=True)
+        for worker in list(self._links):
+            self.leave(worker.worker_id)
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
 
 class _Link:
@@ -58,11 +95,17 @@ class _Link:
         post: Callable[[Message], None],
         forget: Callable[[DraftWorkerRef], None],
     ) -> None:
-        self.commands: asyncio.Queue[DraftCommand] = asyncio.Queue()
+        self._commands: asyncio.Queue[DraftCommand] = asyncio.Queue()
+        self._credit = Credit(worker.worker_id)
         self._worker = worker
         self._post = post
         self._forget = forget
         self.task = asyncio.create_task(self._run(), name=f"draft-link-{worker.worker_id}")
+
+    def send(self, command: DraftCommand) -> None:
+        """Queue a command."""
+        self._credit.earn(command)
+        self._commands.put_nowait(command)
 
     async def _run(self) -> None:
         error: OutriderError
@@ -85,6 +128,7 @@ class _Link:
             writer = asyncio.create_task(self._write(call))
             try:
                 while isinstance(response := await call.read(), draft_pb2.SpeculateResponse):
+                    self._credit.spend(len(response.events))
                     for event in response.events:
                         self._post(FromDrafter(self._worker.worker_id, _read(event)))
             finally:
@@ -93,9 +137,9 @@ class _Link:
 
     async def _write(self, call: SpeculateCall) -> None:
         while True:
-            commands = [await self.commands.get()]
-            while not self.commands.empty():
-                commands.append(self.commands.get_nowait())
+            commands = [await self._commands.get()]
+            while not self._commands.empty():
+                commands.append(self._commands.get_nowait())
             await call.write(
                 draft_pb2.SpeculateRequest(
                     commands=[wire.draft_command_to_pb(command) for command in commands]

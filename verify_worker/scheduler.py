@@ -24,13 +24,13 @@ from outrider.messages import (
     Timings,
 )
 from outrider.model.blocks import BLOCK_TOKENS, BlockPool
-from outrider.sampling.acceptance import Verdict
 from outrider.sampling.endings import first_ending
 from verify_worker import policy
 from verify_worker.batch import form_batch
 from verify_worker.drafts import Drafts
 from verify_worker.state import (
     Counters,
+    Decided,
     Outcome,
     Output,
     Plan,
@@ -46,7 +46,8 @@ class Limits:
     """What the scheduler may do.
 
     `step_tokens` bounds the rows of a step, prefill chunks included. `draft_wait_s` 0 lets
-    the measured step time decide how long a draft is waited for.
+    the measured step time decide how long a draft is waited for. `q_top` is how many tokens a
+    drafter's distribution may have under the rejection rule; 0 is all.
     """
 
     context_len: int
@@ -56,6 +57,7 @@ class Limits:
     draft_len: int = 4
     max_draft_len: int = 16
     draft_wait_s: float = 0.0
+    q_top: int = 64
 
 
 class Scheduler:
@@ -64,7 +66,7 @@ class Scheduler:
     def __init__(self, pool: BlockPool, limits: Limits) -> None:
         self.sessions: dict[str, Session] = {}
         self.counters = Counters()
-        self.drafts = Drafts(self.sessions, self.counters, limits.vocab_size)
+        self.drafts = Drafts(self.sessions, self.counters, limits.vocab_size, limits.q_top)
         self.pool = pool
         self._limits = limits
         self._clock = policy.StepClock()
@@ -98,9 +100,10 @@ class Scheduler:
             sampling=command.sampling,
             endings=endings,
             speculation=command.speculation,
+            logprobs=command.logprobs,
             traceparent=command.traceparent,
-            drafter=command.drafter if command.speculation.enabled else None,
         )
+        session.drafter = session.may_use(command.drafter)
         if session.remaining <= 0:
             ended = SessionEnded(
                 session_id=session.session_id, epoch=session.epoch, reason=FinishReason.LENGTH
@@ -153,15 +156,15 @@ class Scheduler:
         self.counters.steps += 1
         self.counters.rows += plan.rows
         self.counters.compute_s += outcome.compute_s
-        if all(work.committed_rows == 1 for work in plan.work):
-            self._clock.observe(outcome.compute_s)
+        decoding = all(work.committed_rows == 1 for work in plan.work)
+        self._clock.observe(outcome.compute_s, decoding=decoding)
         timings = Timings(compute_us=int(outcome.compute_s * 1e6), batch_sessions=len(plan.work))
         outputs: list[Output] = []
         for work, result in zip(plan.work, outcome.results, strict=True):
             match result:
                 case None:
                     work.session.table.kv_len += work.committed_rows
-                case Verdict():
+                case Decided():
                     outputs += self._commit(work, result, timings, now_s)
                 case OutriderError():
                     outputs += self.fail(work.session, result)
@@ -180,16 +183,16 @@ class Scheduler:
         if session.pending > 1:
             return Work(session, session.pending)
         if session.draft is not None:
-            return Work(session, 1, session.draft.token_ids)
+            return Work(session, 1, session.draft)
         if session.want is not None and now_s < session.want.wait_until_s:
             return None
         return Work(session, 1)
 
-    def _commit(self, work: Work, verdict: Verdict, timings: Timings, now_s: float) -> list[Output]:
+    def _commit(self, work: Work, decided: Decided, timings: Timings, now_s: float) -> list[Output]:
         session = work.session
         before = len(session.tokens) - session.prompt_len
-        kept, ending = first_ending(verdict.token_ids, before, session.endings)
-        verdict = verdict.cut(kept)
+        kept, ending = first_ending(decided.verdict.token_ids, before, session.endings)
+        verdict = decided.verdict.cut(kept)
         step_s = self._clock.step_s
         self.drafts.note_step(
             session,
@@ -206,6 +209,7 @@ class Scheduler:
             token_ids=verdict.token_ids,
             origins=verdict.origins,
             draft_tokens=verdict.draft_tokens,
+            logprobs=decided.logprobs[:kept],
             timings=timings,
         )
         # Rows of rejected tokens stay in the blocks, beyond kv_len, and are overwritten.
@@ -226,9 +230,10 @@ class Scheduler:
         if session.drafter is None:
             return []
         tokens = self._draft_len(session)
-        if len(session.tokens) < session.resume_at_len:
-            tokens = 0
         wait_s = policy.wait_s(tokens, self._clock.step_s, self._limits.draft_wait_s)
+        pausing = len(session.tokens) < session.resume_at_len
+        if tokens and (pausing or not self.drafts.may_ask(session.drafter, now_s, wait_s)):
+            tokens = 0
         self.drafts.want(session, tokens, now_s, wait_s)
         commit = CommitDraft(
             session_id=session.session_id,

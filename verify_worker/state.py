@@ -4,18 +4,23 @@ from dataclasses import dataclass, field
 
 from outrider.errors import OutriderError
 from outrider.messages import (
+    AcceptanceRule,
     DecodeEvent,
     Draft,
     DraftCommand,
     DraftWorkerRef,
     Endings,
+    LogprobOptions,
     SamplingParams,
     SpeculationFigures,
     SpeculationOptions,
+    TokenLogprobs,
 )
 from outrider.model.blocks import BlockTable
 from outrider.sampling.acceptance import Verdict
 from verify_worker.policy import Patience
+
+NO_DRAFT = Draft()
 
 
 @dataclass(slots=True)
@@ -45,6 +50,7 @@ class Session:
     sampling: SamplingParams
     endings: Endings
     speculation: SpeculationOptions
+    logprobs: LogprobOptions | None = None
     traceparent: str = ""
     drafter: DraftWorkerRef | None = None
     table: BlockTable = field(default_factory=BlockTable)
@@ -63,6 +69,21 @@ class Session:
         return len(self.tokens) - self.table.kv_len
 
     @property
+    def rule(self) -> AcceptanceRule:
+        """The rule of acceptance; at temperature 0 both are the same, and coupled is simpler."""
+        if self.sampling.temperature == 0:
+            return AcceptanceRule.COUPLED
+        return self.speculation.rule
+
+    def may_use(self, drafter: DraftWorkerRef | None) -> DraftWorkerRef | None:
+        """The draft worker if this session may have it: rejection needs an honest q."""
+        if drafter is None or not self.speculation.enabled:
+            return None
+        if self.rule is AcceptanceRule.REJECTION and not drafter.trusted:
+            return None
+        return drafter
+
+    @property
     def remaining(self) -> int:
         """Tokens that may still be committed."""
         return self.endings.max_new_tokens - (len(self.tokens) - self.prompt_len)
@@ -78,19 +99,19 @@ class Work:
 
     session: Session
     committed_rows: int
-    draft: tuple[int, ...] = ()
+    draft: Draft = NO_DRAFT
     decides: bool = True
 
     @property
     def rows(self) -> int:
         """How many rows the session takes."""
-        return self.committed_rows + len(self.draft)
+        return self.committed_rows + len(self.draft.token_ids)
 
     @property
     def token_ids(self) -> list[int]:
         """The tokens of the rows."""
         start = self.session.table.kv_len
-        return [*self.session.tokens[start : start + self.committed_rows], *self.draft]
+        return [*self.session.tokens[start : start + self.committed_rows], *self.draft.token_ids]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +128,18 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a step, one entry a `Work`: a verdict, an error, or None for a chunk."""
+class Decided:
+    """What a step decided for a session; `logprobs` one a token, when they were asked for."""
 
-    results: tuple[Verdict | OutriderError | None, ...]
+    verdict: Verdict
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a step, one entry a `Work`: a decision, an error, or None for a chunk."""
+
+    results: tuple[Decided | OutriderError | None, ...]
     compute_s: float
 
 
@@ -130,7 +159,14 @@ class ToDrafter:
     command: DraftCommand
 
 
-Output = ToCoordinator | ToDrafter
+@dataclass(frozen=True, slots=True)
+class LeaveDrafter:
+    """Close the stream to a draft worker: nothing that it says matters any more."""
+
+    worker_id: str
+
+
+Output = ToCoordinator | ToDrafter | LeaveDrafter
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from outrider import logs, wire
 from outrider.messages import DecodeEvent
 from outrider.pb.v1 import verify_pb2
 from verify_worker.draft_links import DraftLinks
-from verify_worker.state import Output, ToCoordinator
+from verify_worker.state import LeaveDrafter, Output, ToCoordinator, ToDrafter
 
 _LOG = logs.get(__name__)
 # More than a coordinator that reads ever leaves lying.
@@ -78,7 +78,10 @@ class Streams:
 def deliver(outputs: Sequence[Output], streams: Streams, links: DraftLinks) -> None:
     """Hand what the engine gave out to the streams; runs in the event loop."""
     for output in outputs:
-        if isinstance(output, ToCoordinator):
-            streams.put(output.owner, output.event)
-        else:
-            links.send(output.worker, output.command)
+        match output:
+            case ToCoordinator(owner, event):
+                streams.put(owner, event)
+            case ToDrafter(worker, command):
+                links.send(worker, command)
+            case LeaveDrafter(worker_id):
+                links.leave(worker_id)

@@ -8,6 +8,7 @@ from outrider import logs
 from outrider.errors import ConfigError
 from outrider.model.blocks import BLOCK_TOKENS
 from outrider.model.loading import load_model
+from outrider.model.numerics import choose_numerics
 from outrider.model.paged import PagedModel, block_bytes
 from outrider.model.selfcheck import check_paged_forward
 from outrider.model.tokenizers import load_tokenizer
@@ -53,12 +54,14 @@ def load_target(settings: Settings) -> Target:
             f"--kv-memory-mb {settings.kv_memory_mb} holds no block of {BLOCK_TOKENS} tokens "
             f"({bytes_per_block} bytes); give more"
         )
-    paged = PagedModel(model, blocks)
+    numerics = choose_numerics(settings.numerics, model)
+    paged = PagedModel(model, blocks, numerics)
     difference = check_paged_forward(model, paged)
     weights = sum(p.numel() * p.element_size() for p in model.module.parameters())
     logs.get(__name__).info(
         "target loaded",
         model=model.name,
+        numerics=settings.numerics,
         weights_mb=weights // _MIB,
         kv_blocks=blocks,
         kv_tokens=blocks * BLOCK_TOKENS,
@@ -75,6 +78,7 @@ def load_target(settings: Settings) -> Target:
         draft_len=settings.draft_len,
         max_draft_len=settings.max_draft_len,
         draft_wait_s=settings.draft_wait_s,
+        q_top=settings.q_top,
     )
     return Target(
         scheduler=Scheduler(paged.pool, limits),

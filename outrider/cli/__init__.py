@@ -22,6 +22,11 @@ COMMANDS = {
     "generate": ("outrider.cli.generate", "Complete a prompt."),
     "chat": ("outrider.cli.chat", "Talk to the model."),
     "status": ("outrider.cli.status", "Show workers, sessions and figures."),
+    "policy": ("outrider.cli.policy", "Show or set what requests get that leave it open."),
+    "verify-exactness": (
+        "outrider.cli.verify_exactness",
+        "Compare a whole system with its target model.",
+    ),
     "fetch-model": ("outrider.cli.fetch_model", "Fetch the embedded model into the cache."),
     "coordinator": ("outrider.cli.services", "Run a coordinator."),
     "verify-worker": ("outrider.cli.services", "Run a verify worker."),

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from outrider.client import Chunk, Completion
+from outrider.client import Chunk, Completion, Piece, TokenLogprobs
 from outrider.messages import SpeculationFigures, TokenOrigin
 
 STYLES: dict[TokenOrigin, dict[str, Any]] = {
@@ -30,9 +30,24 @@ def write_chunk(chunk: Chunk, *, color: bool) -> None:
         click.echo(chunk.text, nl=False)
         return
     for piece in chunk.pieces:
-        style = STYLES[piece.origin]
-        text = click.style(piece.text, **style) if style and piece.text else piece.text
-        click.echo(text, nl=False)
+        _write_piece(piece)
+
+
+def write_completion(completion: Completion, *, color: bool) -> None:
+    """Write a whole completion as `write_chunk` would have."""
+    if not color:
+        click.echo(completion.text, nl=False)
+        return
+    for piece in completion.pieces:
+        _write_piece(piece)
+    held_back = completion.text[sum(len(piece.text) for piece in completion.pieces) :]
+    click.echo(held_back, nl=False)
+
+
+def _write_piece(piece: Piece) -> None:
+    style = STYLES[piece.origin]
+    text = click.style(piece.text, **style) if style and piece.text else piece.text
+    click.echo(text, nl=False)
 
 
 def legend() -> str:
@@ -55,7 +70,26 @@ def speculation_json(figures: SpeculationFigures) -> dict[str, Any]:
 
 def completion_json(completion: Completion) -> dict[str, Any]:
     """Everything that is known of a completion."""
-    return {
+    return _choice_json(completion) | _prompt_json(completion) | {"model": completion.model}
+
+
+def completions_json(completions: list[Completion]) -> dict[str, Any]:
+    """Everything that is known of the completions of one prompt; there is at least one."""
+    first = completions[0]
+    return _prompt_json(first) | {
+        "choices": [{"index": c.index} | _choice_json(c) for c in completions],
+        "usage": {
+            "prompt_tokens": first.usage.prompt_tokens,
+            "completion_tokens": sum(c.usage.completion_tokens for c in completions),
+        },
+        "model": first.model,
+        "session_id": first.session_id,
+        "seed": first.seed,
+    }
+
+
+def _choice_json(completion: Completion) -> dict[str, Any]:
+    found = {
         "text": completion.text,
         "token_ids": list(completion.token_ids),
         "finish_reason": completion.finish_reason.value,
@@ -68,10 +102,26 @@ def completion_json(completion: Completion) -> dict[str, Any]:
             "first_token_s": completion.timings.first_token_s,
             "total_s": completion.timings.total_s,
         },
-        "model": completion.model,
         "session_id": completion.session_id,
         "seed": completion.seed,
     }
+    if completion.logprobs:
+        found["logprobs"] = [_logprobs_json(entry) for entry in completion.logprobs]
+    return found
+
+
+def _prompt_json(completion: Completion) -> dict[str, Any]:
+    if not completion.prompt_token_ids:
+        return {}
+    return {
+        "prompt_text": completion.prompt_text,
+        "prompt_token_ids": list(completion.prompt_token_ids),
+    }
+
+
+def _logprobs_json(entry: TokenLogprobs) -> dict[str, Any]:
+    top = [{"token_id": token_id, "logprob": logprob} for token_id, logprob in entry.top]
+    return {"logprob": entry.logprob, "top": top}
 
 
 def speculation_line(figures: SpeculationFigures) -> str:

@@ -9,7 +9,8 @@ import click
 from outrider.local.commands import StackSettings
 from outrider.local.ports import take_port
 from outrider.model.describe import describe
-from outrider.model.tokenizers import check_pair, load_tokenizer
+from outrider.model.pairs import check_models
+from outrider.session.redis import connect
 
 
 def check_before_start(settings: StackSettings) -> None:
@@ -17,16 +18,24 @@ def check_before_start(settings: StackSettings) -> None:
 
     Raises:
         AddressInUseError: the port is taken.
+        RecordsUnavailableError: a Redis of the user's own does not answer.
         UnsupportedModelError: a model can't be served.
         TokenizerMismatchError: the draft model has another tokenizer than the target.
     """
     take_port(settings.host, settings.port)
+    if settings.redis_url:
+        asyncio.run(_ping(settings.redis_url))
     describe(settings.model)
     if settings.drafter == "model":
         describe(settings.draft_model)
         if settings.draft_model != settings.model:
             click.echo("comparing the tokenizers of the two models", err=True)
-            check_pair(load_tokenizer(settings.model), load_tokenizer(settings.draft_model))
+            check_models(settings.model, settings.draft_model)
+
+
+async def _ping(redis_url: str) -> None:
+    async with connect(redis_url) as redis:
+        await redis.ping()
 
 
 def run_interruptible(main: Callable[[], Awaitable[None]]) -> bool:

@@ -10,7 +10,7 @@ from outrider.cli.running import check_before_start, run_interruptible
 from outrider.config import CACHE, setting
 from outrider.config import command as settings_command
 from outrider.errors import ConfigError, UnavailableError
-from outrider.local.commands import DRAFTERS, StackSettings
+from outrider.local.commands import DRAFTERS, NUMERICS, StackSettings
 from outrider.local.stack import COORDINATOR, VALKEY, LocalStack
 from outrider.logs import LEVELS
 from outrider.model.embedded import EMBEDDED_MODEL
@@ -37,6 +37,14 @@ class Settings:
         0, at_least=0, help="Threads of each process with a model; 0 shares out the cores."
     )
     draft_len: int = setting(4, at_least=0, help="Draft length k of each round.")
+    numerics: str = setting(
+        "fast",
+        choices=NUMERICS,
+        help="invariant: logits depend on nothing but a session's own tokens, bit for bit.",
+    )
+    trust_drafts: bool = setting(
+        False, help="Vouch for the draft workers, which the rejection rule needs."
+    )
     log_level: str = setting("info", choices=LEVELS, help="Least severe level in the log files.")
     otlp_endpoint: str | None = setting(None, help="OTLP gRPC collector for traces and metrics.")
     cache: str = setting(CACHE, help="Directory for the embedded model.")
@@ -61,6 +69,8 @@ def run(settings: Settings) -> None:
         port=settings.port,
         threads=settings.threads,
         draft_len=settings.draft_len,
+        numerics=settings.numerics,
+        trust_drafts=settings.trust_drafts,
         log_level=settings.log_level,
         otlp_endpoint=settings.otlp_endpoint,
     )
@@ -93,12 +103,14 @@ async def _watch(stack: LocalStack) -> None:
 def _summary(stack: LocalStack) -> str:
     settings = stack.settings
     drafter = settings.draft_model or settings.drafter
+    # An address of the user's own may hold a password.
+    records = "" if settings.redis_url else f"  records  {stack.redis_url}\n"
     server = "" if stack.address.endswith(":7070") else f" --server {stack.address}"
     return (
         f"ready at {stack.address}\n"
         f"  target   {settings.model}\n"
         f"  drafter  {drafter}\n"
-        f"  logs     {stack.run_dir}\n"
+        f"{records}  logs     {stack.run_dir}\n"
         f"try it:    outrider generate{server} 'Once upon a time' --max-tokens 64\n"
         f"           outrider status{server}\n"
         "Ctrl-C stops everything"

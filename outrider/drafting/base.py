@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.errors import FencedError, InvalidRequestError
-from outrider.messages import Draft, SamplingParams
+from outrider.messages import AcceptanceRule, Draft, SamplingParams
 
 MAX_TOKEN_ID = 2**32 - 1
 
@@ -21,6 +21,24 @@ class DraftRequest:
 
     session_id: str
     draft_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLaw:
+    """What a drafter is told of how its drafts are judged.
+
+    `prompt_len` and `stop_ids` serve the penalties and `min_tokens` of the sampling
+    parameters. Under the rejection rule a drafter that chooses by chance samples from its own
+    distribution q and reports it, `q_top` tokens of it (0: all).
+    """
+
+    prompt_len: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    rule: AcceptanceRule = AcceptanceRule.COUPLED
+    q_top: int = 0
+
+
+PLAIN_LAW = DraftLaw()
 
 
 class Drafter(Protocol):
@@ -39,7 +57,13 @@ class Drafter(Protocol):
     def kv_blocks(self) -> tuple[int, int]:
         """KV blocks that are free, and all of them; (0, 0) for a drafter without KV."""
 
-    def open(self, session_id: str, token_ids: Sequence[int], sampling: SamplingParams) -> None:
+    def open(
+        self,
+        session_id: str,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        law: DraftLaw = PLAIN_LAW,
+    ) -> None:
         """Follow a session from its committed tokens; an id that is open begins again.
 
         Raises:

@@ -15,13 +15,23 @@ rolled back by not counting their KV: it is overwritten by the rows that come in
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.drafting.base import DraftRequest, check_base_len, check_token_ids
+import torch
+
+from outrider.drafting.base import (
+    PLAIN_LAW,
+    DraftLaw,
+    DraftRequest,
+    check_base_len,
+    check_token_ids,
+)
 from outrider.errors import UnknownSessionError
-from outrider.messages import Draft, SamplingParams
+from outrider.messages import AcceptanceRule, Draft, SamplingParams, SparseDistribution
 from outrider.model.blocks import BLOCK_TOKENS, BlockTable
 from outrider.model.loading import LoadedModel
 from outrider.model.paged import PagedModel, Segment
-from outrider.sampling.coupled import target_tokens
+from outrider.sampling.coupled import processed_scores, target_tokens, unusable_rows
+from outrider.sampling.proposal import draw, quantised
+from outrider.sampling.rows import Row
 
 # A catch-up this short is an ordinary round, whatever else is being prefilled.
 SHORT_CATCH_UP = 2 * BLOCK_TOKENS
@@ -32,6 +42,7 @@ class _Session:
     session_id: str
     token_ids: list[int]
     sampling: SamplingParams
+    law: DraftLaw
     table: BlockTable = field(default_factory=BlockTable)
     ahead: list[int] = field(default_factory=list)
     last_used: int = 0
@@ -46,6 +57,19 @@ class _Turn:
     draft_len: int
     complete: bool
     draft: list[int] = field(default_factory=list)
+    q: list[SparseDistribution] = field(default_factory=list)
+
+    @property
+    def row(self) -> Row:
+        """The position that is drafted next."""
+        session, law = self.session, self.session.law
+        return Row(session.sampling, session.token_ids, self.draft, law.prompt_len, law.stop_ids)
+
+    @property
+    def reports_q(self) -> bool:
+        """Whether the tokens are sampled from q; without a temperature they are certain."""
+        rule, sampling = self.session.law.rule, self.session.sampling
+        return rule is AcceptanceRule.REJECTION and sampling.temperature > 0
 
 
 class ModelDrafter:
@@ -94,11 +118,17 @@ class ModelDrafter:
         """KV blocks that no session holds."""
         return self._paged.pool.free
 
-    def open(self, session_id: str, token_ids: Sequence[int], sampling: SamplingParams) -> None:
+    def open(
+        self,
+        session_id: str,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        law: DraftLaw = PLAIN_LAW,
+    ) -> None:
         """Remember the tokens; they are prefilled when a proposal is asked for."""
         check_token_ids(token_ids, self._paged.vocab_size)
         self.close(session_id)
-        self._sessions[session_id] = _Session(session_id, list(token_ids), sampling)
+        self._sessions[session_id] = _Session(session_id, list(token_ids), sampling, law)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
         """One forward catches all sessions up, then one a drafted token; see `Drafter`."""
@@ -106,7 +136,9 @@ class ModelDrafter:
         turns = self._plan(requests)
         self._draft([turn for turn in turns if turn is not None])
         return [
-            Draft(tuple(turn.draft)) if turn is not None and turn.complete else None
+            Draft(tuple(turn.draft), q=tuple(turn.q))
+            if turn is not None and turn.complete
+            else None
             for turn in turns
         ]
 
@@ -217,13 +249,7 @@ class ModelDrafter:
         drafting = [turn for turn in feeding if turn.draft_len]
         while drafting:
             # logits: [len(drafting), vocab]
-            chosen = target_tokens(
-                logits[:, : self._token_count],
-                [turn.session.sampling for turn in drafting],
-                [len(turn.session.token_ids) + len(turn.draft) for turn in drafting],
-            )
-            for turn, token in zip(drafting, chosen, strict=True):
-                turn.draft.append(token)
+            _choose(drafting, logits[:, : self._token_count])
             drafting = [turn for turn in drafting if len(turn.draft) < turn.draft_len]
             if drafting:
                 logits = self._paged.forward(
@@ -232,6 +258,27 @@ class ModelDrafter:
             for turn in drafting:
                 turn.session.table.kv_len += 1
                 turn.session.ahead.append(turn.draft[-1])
+
+
+def _choose(turns: Sequence[_Turn], logits: torch.Tensor) -> None:
+    """Add a token to each draft, and its q where that is reported; logits are [turns, V]."""
+    coupled = [i for i, turn in enumerate(turns) if not turn.reports_q]
+    if coupled:
+        tokens = target_tokens(logits[coupled], [turns[i].row for i in coupled])
+        for i, token in zip(coupled, tokens, strict=True):
+            turns[i].draft.append(token)
+    for turn, row_logits in zip(turns, logits, strict=True):
+        if not turn.reports_q:
+            continue
+        row = turn.row
+        scores = processed_scores(row_logits[None], [row])
+        if unusable_rows(scores):
+            # Nothing is left to choose here; what was drafted so far stands.
+            turn.draft_len = len(turn.draft)
+            continue
+        q = quantised(scores[0].softmax(-1), turn.session.law.q_top)
+        turn.draft.append(draw(q, row.sampling.seed, row.position))
+        turn.q.append(q)
 
 
 def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

@@ -7,7 +7,13 @@ After Saxena, "Prompt Lookup Decoding" (2023).
 from array import array
 from collections.abc import Sequence
 
-from outrider.drafting.base import DraftRequest, check_base_len, check_token_ids
+from outrider.drafting.base import (
+    PLAIN_LAW,
+    DraftLaw,
+    DraftRequest,
+    check_base_len,
+    check_token_ids,
+)
 from outrider.errors import ConfigError, UnknownSessionError
 from outrider.messages import Draft, SamplingParams
 
@@ -99,7 +105,13 @@ class NgramDrafter:
         """It has no KV."""
         return (0, 0)
 
-    def open(self, session_id: str, token_ids: Sequence[int], sampling: SamplingParams) -> None:
+    def open(
+        self,
+        session_id: str,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        law: DraftLaw = PLAIN_LAW,
+    ) -> None:
         """Index the tokens once; see `Drafter.open`."""
         check_token_ids(token_ids)
         index = NgramIndex(self._ngram_min, self._ngram_max)

@@ -8,6 +8,7 @@ from pathlib import Path
 from outrider.errors import ConfigError
 
 DRAFTERS = ("ngram", "model", "none")
+NUMERICS = ("fast", "invariant")
 VALKEY_MEMORY = "256mb"
 
 
@@ -20,6 +21,9 @@ class StackSettings:
     port: of the coordinator; 0 takes a free one.
     threads: of each process that runs a model; 0 shares out the cores of this machine.
     draft_len: draft length k of each round.
+    numerics: of the verify workers: "fast", or "invariant" for logits that depend on nothing
+        but the session's own tokens.
+    trust_drafts: vouch for the draft workers, which the rejection rule needs.
     coordinator_flags, verify_flags, draft_flags: further flags of each process of that kind.
     run_dir: where the logs go; None makes a temporary directory.
     start_timeout_s: how long all parts together may take until they are ready.
@@ -37,6 +41,8 @@ class StackSettings:
     port: int = 0
     threads: int = 0
     draft_len: int = 4
+    numerics: str = "fast"
+    trust_drafts: bool = False
     log_level: str = "info"
     otlp_endpoint: str | None = None
     coordinator_flags: tuple[str, ...] = ()
@@ -54,6 +60,8 @@ class StackSettings:
             raise ConfigError("the drafter 'model' needs a draft model")
         if self.drafter != "model" and self.draft_model:
             raise ConfigError(f"a draft model is of no use to the drafter {self.drafter!r}")
+        if self.numerics not in NUMERICS:
+            raise ConfigError(f"no numerics {self.numerics!r}; choose one of {', '.join(NUMERICS)}")
         if self.verify_workers < 1:
             raise ConfigError("at least one verify worker is needed")
 
@@ -87,6 +95,8 @@ class Commands:
         settings = self._settings
         flags = ["--model", settings.model, "--host", settings.host, "--port", str(port)]
         flags += ["--drain-timeout-s", str(settings.drain_s)]
+        if settings.trust_drafts:
+            flags += ["--trust-draft-worker", "all"]
         return self._service("coordinator", redis_url, [*flags, *settings.coordinator_flags])
 
     def verify_worker(self, redis_url: str, worker_id: str) -> list[str]:
@@ -96,6 +106,8 @@ class Commands:
         flags += ["--draft-len", str(settings.draft_len)]
         flags += ["--drain-timeout-s", str(settings.drain_s)]
         flags += ["--threads", str(settings.model_threads)]
+        if settings.numerics != "fast":
+            flags += ["--numerics", settings.numerics]
         return self._service("verify_worker", redis_url, [*flags, *settings.verify_flags])
 
     def draft_worker(self, redis_url: str, worker_id: str) -> list[str]:

@@ -1,79 +1,76 @@
 """A model with its KV pages: one forward over rows of several sequences."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+from transformers import PreTrainedModel
 
 from outrider.errors import UnsupportedModelError
-from outrider.model.attention import STEP_ARGUMENT, KvShapes, PagedStep, Span
+from outrider.model.attention import STEP_ARGUMENT, KvShapes
 from outrider.model.blocks import BLOCK_TOKENS, BlockPool, BlockTable
+from outrider.model.fast import FastNumerics
 from outrider.model.loading import LoadedModel
+from outrider.model.pages import KvPages
+from outrider.model.rows import NO_PARENT, Segment, Span, StepRows, flatten
+
+__all__ = ["NO_PARENT", "Numerics", "PagedModel", "Segment", "block_bytes", "kv_shapes"]
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """The rows of one sequence in a step.
+class Numerics(Protocol):
+    """How the rows of a step go through the model (see `outrider.model.numerics`)."""
 
-    The tokens sit at positions `table.kv_len` and on. The table's blocks must hold them
-    (`BlockPool.grow`). Logits are wanted for the last `logit_rows` of them.
-    """
-
-    token_ids: Sequence[int]
-    table: BlockTable
-    logit_rows: int
+    def logits(self, module: PreTrainedModel, pages: KvPages, rows: StepRows) -> torch.Tensor:
+        """Run the step and keep its KV: logits [len(rows.wanted), V] in the model's own type."""
+        ...
 
 
 class PagedModel:
     """A loaded model and `total_blocks` pages of KV of BLOCK_TOKENS tokens each."""
 
-    def __init__(self, model: LoadedModel, total_blocks: int) -> None:
+    def __init__(
+        self, model: LoadedModel, total_blocks: int, numerics: Numerics | None = None
+    ) -> None:
         self.vocab_size = model.vocab_size
         self.context_len = model.context_len
         self.pool = BlockPool(total_blocks)
         self._module = model.module
+        self._numerics = numerics or FastNumerics()
         parameter = next(model.module.parameters())
-        self._device = parameter.device
-
-        def pages(kv_heads: int, dim: int) -> torch.Tensor:
-            shape = (total_blocks, BLOCK_TOKENS, kv_heads, dim)
-            return torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
-
-        self._pages = [
-            (pages(heads, key_dim), pages(heads, value_dim))
-            for heads, key_dim, value_dim in kv_shapes(model)
-        ]
+        self._pages = KvPages(
+            kv_shapes(model), total_blocks, dtype=parameter.dtype, device=parameter.device
+        )
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Run every row once and write its KV to the pages; tables are left as they are.
 
         The caller advances `table.kv_len` by the rows that it keeps; not advancing is the
-        rollback of a rejected row.
+        rollback of a rejected row. Of a tree, `keep_path` comes first.
 
         Returns:
             float32 [sum of logit_rows, vocab_size], segment by segment.
+
+        Raises:
+            ValueError: the parents of a segment are no tree.
         """
-        spans: list[Span] = []
-        tokens: list[int] = []
-        wanted: list[int] = []
-        for segment in segments:
-            begin, end = len(tokens), len(tokens) + len(segment.token_ids)
-            spans.append(Span(begin, end, segment.table.kv_len, segment.table.blocks))
-            tokens.extend(segment.token_ids)
-            wanted.extend(range(end - segment.logit_rows, end))
-        positions = [p for span in spans for p in range(span.start, span.context)]
-        # At least one row goes through the head: models take a slice of none for all.
-        rows = torch.tensor(wanted or [0], device=self._device)
-        output = self._module(
-            input_ids=torch.tensor([tokens], device=self._device),
-            position_ids=torch.tensor([positions], device=self._device),
-            use_cache=False,
-            logits_to_keep=rows,
-            **{STEP_ARGUMENT: PagedStep(self._pages, spans)},
-        )
-        logits: torch.Tensor = output.logits[0, : len(wanted)]
-        return logits.float()
+        return self._numerics.logits(self._module, self._pages, flatten(segments)).float()
+
+    @torch.inference_mode()
+    def keep_path(self, table: BlockTable, rows: Sequence[int]) -> None:
+        """Bring the KV of accepted rows together, after a step whose rows were a tree.
+
+        `rows` are rows of the segment, the first being 0, in the order of the text: those
+        before the tree and then the accepted path. Their KV ends up at `table.kv_len` and on,
+        and the caller advances `table.kv_len` by `len(rows)`.
+        """
+        moves = [(table.kv_len + row, table.kv_len + i) for i, row in enumerate(rows) if row != i]
+        if not moves:
+            return
+        span = Span(0, 0, table.kv_len, table.blocks)
+        slots = torch.tensor([[span.slot(i) for i in move] for move in moves])
+        source, target = slots.to(self._pages.device).unbind(1)
+        self._pages.move(source, target)
 
 
 @torch.inference_mode()

@@ -12,7 +12,8 @@ from outrider.model.paged import PagedModel, Segment
 # Past two blocks, so that tables and offsets are exercised.
 PROBE_TOKENS = 2 * BLOCK_TOKENS + 5
 _MAX_WINDOW = 512
-_TOLERANCE = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+# In bfloat16 eager and fused attention differ by a quarter of the spread on a model of 135M.
+_TOLERANCE = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 5e-1}
 
 
 def check_paged_forward(model: LoadedModel, paged: PagedModel) -> float:

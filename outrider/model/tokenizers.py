@@ -1,8 +1,8 @@
 """Tokenizers: text to ids and back, and whether two models mean the same by an id.
 
-The vocabulary is compared by content, id by id, added and special tokens included. Only
-tokenizers are compared: padding of the embeddings does not matter. Importing this module
-loads neither torch nor transformers; loading a tokenizer does.
+The vocabulary is compared by content, id by id, added and special tokens included, as far as
+the target can produce the ids. Importing this module loads neither torch nor transformers;
+loading a tokenizer does.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the vocabulary by content; equal exactly when `check_pair` passes."""
+        """A hash of the vocabulary by content; equal exactly when `check_pair` passes for all."""
         digest = hashlib.sha256()
         for token_id, token in self.tokens.items():
             data = token.encode("utf-8", "surrogatepass")
@@ -112,8 +112,16 @@ def load_tokenizer(path: str) -> Tokenizer:
     return Tokenizer(path, wrapped)
 
 
-def check_pair(target: Tokenizer, drafter: Tokenizer) -> None:
-    """Check that both mean the same by every id.
+def producible_ids(tokenizer: Tokenizer, model_rows: int) -> int:
+    """How many ids can come out: those with a token and a row of the model's embedding."""
+    return min(tokenizer.vocab_size, model_rows)
+
+
+def check_pair(target: Tokenizer, drafter: Tokenizer, producible: int | None = None) -> None:
+    """Check that both mean the same by every id, or by the first `producible` ids.
+
+    Ids from `producible` on (see `producible_ids`) never come out of the target: padding of
+    the embeddings, or tokens that were added without a row for them. They may differ.
 
     Raises:
         TokenizerMismatchError: they do not; the message names the first id that differs.
@@ -123,6 +131,8 @@ def check_pair(target: Tokenizer, drafter: Tokenizer) -> None:
         return
     differing = (i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
     first = min(differing)
+    if producible is not None and first >= producible:
+        return
     raise TokenizerMismatchError(
         f"the drafter's tokenizer is not the target's: id {first} is {_shown(ours, first)} in "
         f"{target.name} and {_shown(theirs, first)} in {drafter.name}; "

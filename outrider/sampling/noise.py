@@ -14,12 +14,22 @@ _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
+# The largest double below 1: half a step above the highest 53 bits would round to 1.
+_BELOW_ONE = 1.0 - 2.0**-53
 
 
 class Stream(IntEnum):
-    """Independent noise for independent purposes."""
+    """Independent noise for independent purposes.
+
+    TARGET chooses the target's token (and, under the coupled rule, the drafter's guess of
+    it). The rejection rule needs three more: DRAFT samples from q, ACCEPT decides on a draft
+    token, RESAMPLE replaces a rejected one.
+    """
 
     TARGET = 0
+    DRAFT = 1
+    ACCEPT = 2
+    RESAMPLE = 3
 
 
 def _signed(value: int) -> int:
@@ -53,6 +63,12 @@ def key(seed: int, position: int, stream: Stream = Stream.TARGET) -> int:
     return _mix_int((state + int(stream) * _GAMMA) & _MASK)
 
 
+def uniform(seed: int, position: int, stream: Stream) -> float:
+    """One uniform number in (0, 1) with 53 random bits: that of token 0."""
+    bits = _mix_int((key(seed, position, stream) + _GAMMA) & _MASK)
+    return min(((bits >> 11) + 0.5) * 2.0**-53, _BELOW_ONE)
+
+
 def uniforms(
     seeds: Sequence[int],
     positions: Sequence[int],
@@ -78,7 +94,7 @@ def uniforms(
     counters = counters * _signed(_GAMMA)
     bits = _mix(torch.tensor(keys, dtype=torch.int64, device=device)[:, None] + counters)
     top_53 = (bits >> 11).bitwise_and_((1 << 53) - 1)
-    return top_53.double().add_(0.5).mul_(2.0**-53)
+    return top_53.double().add_(0.5).mul_(2.0**-53).clamp_max_(_BELOW_ONE)
 
 
 def gumbels(
@@ -86,8 +102,9 @@ def gumbels(
     positions: Sequence[int],
     vocab_size: int,
     *,
+    stream: Stream = Stream.TARGET,
     device: torch.device | None = None,
 ) -> torch.Tensor:
-    """Standard Gumbel noise of the `TARGET` stream, float64 [R, vocab_size]."""
-    u = uniforms(seeds, positions, vocab_size, device=device)
+    """Standard Gumbel noise, float64 [R, vocab_size]."""
+    u = uniforms(seeds, positions, vocab_size, stream=stream, device=device)
     return u.log_().neg_().log_().neg_()

@@ -1,51 +1,165 @@
-"""From logits to the processed distribution: temperature, top-k, top-p, in this order.
+"""From logits to the processed distribution.
 
-The order and the meaning of each are those of transformers' `TemperatureLogitsWarper`,
-`TopKLogitsWarper` and `TopPLogitsWarper`.
+The order is fixed; where transformers has a processor, it stands where transformers puts it
+and means the same (the class is named behind it):
+
+    1  logit_bias           SequenceBiasLogitsProcessor, single tokens
+    2  repetition_penalty   RepetitionPenaltyLogitsProcessor
+    3  frequency_penalty, presence_penalty          (OpenAI's definition)
+    4  bad_words            NoBadWordsLogitsProcessor
+    5  min_tokens           MinNewTokensLengthLogitsProcessor
+    6  allowed_ids          PrefixConstrainedLogitsProcessor, the same set everywhere
+    7  banned_ids           SuppressTokensLogitsProcessor
+    8  temperature          TemperatureLogitsWarper
+    9  top_k                TopKLogitsWarper
+    10 top_p                TopPLogitsWarper
+    11 min_p                MinPLogitsWarper
+
+With temperature 0 the token is the best one after step 7. Each function below works on one
+row of float64 scores [V], in place; -inf is a token that can't be chosen, and when that is all
+of them `coupled.unusable_rows` names the row. Ids outside of the row's vocabulary, which can be
+a drafter's smaller one, can't be chosen anyway and are passed over.
+
+Three things differ from transformers, on purpose. A bad word is barred also when it is a single
+stop id. Allowed ids that other steps bar stay barred. Where several tokens share the lowest
+score that top_p keeps, those with the highest ids stay, whatever the device.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
 
 from outrider.messages import SamplingParams
+from outrider.sampling.rows import Row
+
+_NEVER = -torch.inf
 
 
-def processed_scores(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Scores whose softmax is the processed distribution p of each row.
+def constrains(sampling: SamplingParams) -> bool:
+    """Whether any of steps 1 to 7 does something."""
+    return bool(
+        sampling.logit_bias
+        or sampling.repetition_penalty != 1.0
+        or sampling.frequency_penalty
+        or sampling.presence_penalty
+        or sampling.bad_words
+        or sampling.min_tokens
+        or sampling.allowed_ids
+        or sampling.banned_ids
+    )
 
-    Args:
-        logits: float [R, V].
-        params: R parameters with a temperature above 0.
 
-    Returns:
-        float64 [R, V]; tokens that are cut away have -inf.
-    """
-    temperatures = [param.temperature for param in params]
-    scale = torch.tensor(temperatures, dtype=torch.float64, device=logits.device)
-    # The maximum goes first, so that a tiny temperature overflows to -inf and never to +inf.
+def constrained_scores(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """Scores after steps 1 to 7, as new float64 [R, V]; `logits` is float [R, V]."""
     scores = logits.double()
-    scores = (scores - scores.amax(-1, keepdim=True)) / scale[:, None]
-    _keep_top_k(scores, [param.top_k for param in params])
-    _keep_top_p(scores, [param.top_p for param in params])
+    if scores is logits:
+        scores = logits.clone()
+    for score, row in zip(scores, rows, strict=True):
+        if constrains(row.sampling):
+            _add_bias(score, row.sampling)
+            _penalise_repetition(score, row)
+            _penalise_counts(score, row)
+            _bar_words(score, row)
+            _bar_early_stop(score, row)
+            _bar_ids(score, row.sampling)
     return scores
 
 
-def _keep_top_k(scores: torch.Tensor, top_ks: Sequence[int]) -> None:
-    """Cut everything below the k-th best score of a row; equals of the k-th stay."""
-    for row, top_k in enumerate(top_ks):
-        if 0 < top_k < scores.shape[-1]:
-            kth = scores[row].topk(top_k).values[-1]
-            scores[row].masked_fill_(scores[row] < kth, -torch.inf)
+def warped_scores(scores: torch.Tensor, samplings: Sequence[SamplingParams]) -> torch.Tensor:
+    """Scores after steps 8 to 11, as new float64 [R, V]; every temperature is above 0."""
+    temperatures = [sampling.temperature for sampling in samplings]
+    scale = torch.tensor(temperatures, dtype=torch.float64, device=scores.device)
+    # The maximum goes first, so that a tiny temperature overflows to -inf and never to +inf.
+    warped = (scores - scores.amax(-1, keepdim=True)) / scale[:, None]
+    for score, sampling in zip(warped, samplings, strict=True):
+        _keep_top_k(score, sampling.top_k)
+        _keep_top_p(score, sampling.top_p)
+        _keep_min_p(score, sampling.min_p)
+    return warped
 
 
-def _keep_top_p(scores: torch.Tensor, top_ps: Sequence[float]) -> None:
+def _add_bias(score: torch.Tensor, sampling: SamplingParams) -> None:
+    for token, bias in sampling.logit_bias:
+        if token < score.shape[0]:
+            score[token] += bias
+
+
+def _penalise_repetition(score: torch.Tensor, row: Row) -> None:
+    penalty = row.sampling.repetition_penalty
+    if penalty == 1.0:
+        return
+    seen = _index(set(row.committed).union(row.drafted), score)
+    values = score[seen]
+    score[seen] = torch.where(values < 0, values * penalty, values / penalty)
+
+
+def _penalise_counts(score: torch.Tensor, row: Row) -> None:
+    frequency, presence = row.sampling.frequency_penalty, row.sampling.presence_penalty
+    if not frequency and not presence:
+        return
+    counts = Counter(token for token in row.completion if token < score.shape[0])
+    times = torch.tensor(list(counts.values()), dtype=torch.float64, device=score.device)
+    score[_index(counts, score)] -= times * frequency + presence
+
+
+def _bar_words(score: torch.Tensor, row: Row) -> None:
+    for *before, last in filter(None, row.sampling.bad_words):
+        known = last < score.shape[0]
+        if known and len(before) <= row.position and _last(row, len(before)) == before:
+            score[last] = _NEVER
+
+
+def _bar_early_stop(score: torch.Tensor, row: Row) -> None:
+    if row.completion_len < row.sampling.min_tokens and row.stop_ids:
+        score[_index(row.stop_ids, score)] = _NEVER
+
+
+def _bar_ids(score: torch.Tensor, sampling: SamplingParams) -> None:
+    if sampling.allowed_ids:
+        allowed = _index(sampling.allowed_ids, score)
+        kept = score[allowed]
+        score.fill_(_NEVER)
+        score[allowed] = kept
+    if sampling.banned_ids:
+        score[_index(sampling.banned_ids, score)] = _NEVER
+
+
+def _keep_top_k(score: torch.Tensor, top_k: int) -> None:
+    """Cut everything below the k-th best score; equals of the k-th stay."""
+    if 0 < top_k < score.shape[0]:
+        kth = score.topk(top_k).values[-1]
+        score.masked_fill_(score < kth, _NEVER)
+
+
+def _keep_top_p(score: torch.Tensor, top_p: float) -> None:
     """Keep the smallest set of best tokens whose mass reaches top_p."""
-    for row, top_p in enumerate(top_ps):
-        if top_p >= 1.0:
-            continue
-        # Ascending and stable, so that ties fall the same way in every batch.
-        ordered, order = scores[row].sort(stable=True)
-        cut = ordered.softmax(-1).cumsum(-1) <= 1.0 - top_p
-        cut[-1] = False
-        scores[row].masked_fill_(torch.zeros_like(cut).scatter_(0, order, cut), -torch.inf)
+    if top_p >= 1.0:
+        return
+    # Ascending and stable, so that ties fall the same way in every batch.
+    ordered, order = score.sort(stable=True)
+    cut = ordered.softmax(0).cumsum(0) <= 1.0 - top_p
+    cut[-1] = False
+    score.masked_fill_(torch.zeros_like(cut).scatter_(0, order, cut), _NEVER)
+
+
+def _keep_min_p(score: torch.Tensor, min_p: float) -> None:
+    """Cut what is less likely than min_p times the best."""
+    if min_p > 0:
+        p = score.softmax(0)
+        score.masked_fill_(p < min_p * p.max(), _NEVER)
+
+
+def _last(row: Row, count: int) -> list[int]:
+    """The last `count` tokens before the one that is chosen."""
+    drafted = row.drafted[max(len(row.drafted) - count, 0) :]
+    missing = count - len(drafted)
+    return [*row.committed[len(row.committed) - missing :], *drafted]
+
+
+def _index(
+    ids: Counter[int] | set[int] | frozenset[int] | Sequence[int], like: torch.Tensor
+) -> torch.Tensor:
+    return torch.tensor(
+        [token for token in ids if token < like.shape[0]], device=like.device, dtype=torch.long
+    )

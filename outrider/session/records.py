@@ -17,7 +17,13 @@ from enum import Enum
 from typing import Any
 
 from outrider.errors import FencedError, SessionExistsError, UnknownSessionError
-from outrider.messages import FinishReason, SamplingParams, SpeculationOptions
+from outrider.messages import (
+    FinishReason,
+    LogprobOptions,
+    SamplingParams,
+    SpeculationOptions,
+)
+from outrider.session import parameters
 from outrider.session.redis import Redis, Script, Value
 
 TOKEN_BYTES = 4
@@ -92,10 +98,11 @@ class SessionState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRecord:
-    """One session as Redis knows it.
+    """One session as Redis knows it; with the token log, all that is needed to go on.
 
     `owner` is the coordinator that runs it. `prompt_len` and `max_tokens` count tokens;
-    `stop` are strings, `stop_ids` the client's own ids.
+    `stop` are strings, `stop_ids` the client's own ids. `ignore_eos`: the model's own
+    end-of-sequence ids do not end it. `include_stop`: its text keeps the stop string.
     """
 
     session_id: str
@@ -108,6 +115,9 @@ class SessionRecord:
     stop: tuple[str, ...]
     stop_ids: tuple[int, ...]
     speculation: SpeculationOptions
+    ignore_eos: bool = False
+    include_stop: bool = False
+    logprobs: LogprobOptions | None = None
     epoch: int = 1
     verify_worker_id: str = ""
     draft_worker_id: str = ""
@@ -280,24 +290,23 @@ def _check(
 
 
 def _to_hash(record: SessionRecord) -> dict[str, str | int]:
-    sampling, speculation = record.sampling, record.speculation
-    parameters = {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
+    asked = {
+        **parameters.sampling_to_dict(record.sampling),
+        **parameters.speculation_to_dict(record.speculation),
+        **parameters.logprobs_to_dict(record.logprobs),
         "max_tokens": record.max_tokens,
         "stop": record.stop,
         "stop_ids": record.stop_ids,
-        "speculation": speculation.enabled,
-        "draft_len": speculation.draft_len,
+        "ignore_eos": record.ignore_eos,
+        "include_stop": record.include_stop,
     }
     return {
         "owner": record.owner,
         "model": record.model,
         "model_fingerprint": record.model_fingerprint,
         "prompt_len": record.prompt_len,
-        "seed": sampling.seed,
-        "parameters": json.dumps(parameters),
+        "seed": record.sampling.seed,
+        "parameters": parameters.to_json(asked),
         "epoch": record.epoch,
         "verify_worker_id": record.verify_worker_id,
         "draft_worker_id": record.draft_worker_id,
@@ -310,9 +319,6 @@ def _from_hash(session_id: str, reply: Any) -> SessionRecord:
     items = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
     fields = {key.decode(): value.decode() for key, value in items}
     asked = json.loads(fields["parameters"])
-    sampling = SamplingParams(
-        asked["temperature"], asked["top_k"], asked["top_p"], int(fields["seed"])
-    )
     finish = fields["finish_reason"]
     return SessionRecord(
         session_id=session_id,
@@ -320,11 +326,14 @@ def _from_hash(session_id: str, reply: Any) -> SessionRecord:
         model=fields["model"],
         model_fingerprint=fields["model_fingerprint"],
         prompt_len=int(fields["prompt_len"]),
-        sampling=sampling,
+        sampling=parameters.sampling_from_dict(asked, int(fields["seed"])),
         max_tokens=asked["max_tokens"],
         stop=tuple(asked["stop"]),
         stop_ids=tuple(asked["stop_ids"]),
-        speculation=SpeculationOptions(asked["speculation"], asked["draft_len"]),
+        speculation=parameters.speculation_from_dict(asked),
+        ignore_eos=asked.get("ignore_eos", False),
+        include_stop=asked.get("include_stop", False),
+        logprobs=parameters.logprobs_from_dict(asked),
         epoch=int(fields["epoch"]),
         verify_worker_id=fields["verify_worker_id"],
         draft_worker_id=fields["draft_worker_id"],

@@ -89,7 +89,7 @@ async def test_defaults_and_eos(stack: Stack) -> None:
     await asyncio.wait_for(done.begun.wait(), 30)
     assert done.started is not None
     start = await worker.started(done.started.session_id)
-    assert start.sampling == m.SamplingParams(0.0, 0, 1.0, done.started.seed)
+    assert start.sampling == m.SamplingParams(seed=done.started.seed)
     assert start.drafter is None
     worker.say(
         worker.progress(start, [*token_ids("q"), EOS]),
@@ -227,9 +227,11 @@ async def test_models(stack: Stack) -> None:
         ({"max_tokens": 0}, InvalidRequestError, "max_tokens"),
         ({"stop": [""]}, InvalidRequestError, "stop string"),
         ({"stop": [str(i) for i in range(17)]}, InvalidRequestError, "at most 16"),
-        ({"stop_token_ids": [300]}, InvalidRequestError, "300 is not within.* 300 tokens"),
-        ({"token_ids": pb.TokenIds(ids=[1, 301])}, InvalidRequestError, "301"),
-        ({"token_ids": pb.TokenIds()}, InvalidRequestError, "empty"),
+        ({"stop_token_ids": [300]}, InvalidRequestError, "300 is not within.* 257 tokens"),
+        ({"stop_token_ids": [257]}, InvalidRequestError, "stop_token_ids: 257 is not within"),
+        ({"token_ids": types_pb2.TokenIds(ids=[1, 301])}, InvalidRequestError, "301"),
+        ({"token_ids": types_pb2.TokenIds(ids=[1, 257])}, InvalidRequestError, "257 is not within"),
+        ({"token_ids": types_pb2.TokenIds()}, InvalidRequestError, "empty"),
         ({"text": ""}, InvalidRequestError, "empty"),
         ({"text": "x" * 64}, InvalidRequestError, "has 64 tokens, and bytes takes 64"),
         ({"text": "x" * 9000}, InvalidRequestError, "has 9000 tokens"),

@@ -13,6 +13,7 @@ from outrider.errors import (
     FencedError,
     NoVerifyWorkerError,
     OutriderError,
+    OverloadedError,
     RecordsUnavailableError,
     UnavailableError,
 )
@@ -175,7 +176,7 @@ async def test_a_worker_that_started_again_is_linked_again(stack: Stack) -> None
 
 
 async def test_without_another_verify_worker_the_client_is_told(stack: Stack) -> None:
-    await stack.start_coordinator(place_wait_s=0.3)
+    await stack.start_coordinator(replace_wait_s=0.3)
     worker = await stack.add_verify()
     await stack.ready()
     done, _ = await begin(stack, worker)
@@ -187,53 +188,54 @@ async def test_without_another_verify_worker_the_client_is_told(stack: Stack) ->
     assert record.finish_reason is m.FinishReason.ERROR
 
 
-def assigned(worker: FakeVerifyWorker) -> list[str | None]:
-    return [c.drafter and c.drafter.worker_id for c in worker.of(m.AssignDrafter)]
-
-
-async def test_a_lost_draft_worker_is_replaced(stack: Stack) -> None:
-    await stack.start_coordinator()
-    worker = await stack.add_verify()
-    stack.add_draft("d1")
-    stack.add_draft("d2")
-    stack.add_draft("other", tokenizer_fingerprint="another")
+async def test_a_running_session_waits_longer_than_a_new_one(stack: Stack) -> None:
+    await stack.start_coordinator(place_wait_s=0.1, replace_wait_s=100.0)
+    first = await stack.add_verify("v1", capacity=1)
     await stack.ready()
-    done, start = await begin(stack, worker)
-    assert start.drafter is not None
-    assert start.drafter.worker_id == "d1"
-    lost = m.DrafterLost(
-        session_id="s", epoch=1, worker_id="d1", error=UnavailableError("went away")
-    )
-    worker.say(lost, lost)
-    await until(lambda: assigned(worker) == ["d2"], "d2 is assigned")
-    assert worker.of(m.AssignDrafter)[0].epoch == 1
-
-    async def recorded() -> bool:
-        return (await stack.records.read("s"))[0].draft_worker_id == "d2"
-
-    await until_async(recorded, "the record names d2")
-    await stack.withdraw("d2")
-    stack.add_draft("d3")
-    await until(lambda: assigned(worker) == ["d2", "d3"], "d3 is assigned")
-    worker.say(worker.progress(start, [EOS], base_len=3))
-    await done.end()
+    done, _ = await begin(stack, first)
+    await first.server.stop(0)
+    with pytest.raises(NoVerifyWorkerError):
+        await stack.generate(session_id="new").end()
+    second = await stack.add_verify("v2", capacity=1)
+    start = await second.started()
+    assert start.token_ids == tuple(token_ids("abx"))
+    await finish(second, start, done)
 
 
-async def test_a_draft_worker_that_comes_late_is_assigned(stack: Stack) -> None:
-    await stack.start_coordinator()
+async def test_a_running_session_waits_for_room(stack: Stack) -> None:
+    await stack.start_coordinator(place_wait_s=100.0)
+    first = await stack.add_verify("v1", capacity=1)
+    await stack.ready()
+    done, _ = await begin(stack, first)
+    second = await stack.add_verify("v2", capacity=1)
+    await stack.ready()
+    other = stack.generate(session_id="other")
+    full = await second.started("other")
+    await first.server.stop(0)
+    await stack.withdraw("v1")
+    with pytest.raises(OverloadedError):
+        await stack.generate(session_id="new").end()
+    second.say(second.progress(full, [EOS]))
+    await other.end()
+    await finish(second, await second.started(), done)
+
+
+async def test_cancel_and_loss_of_the_client_end_the_wait_for_a_verify_worker(stack: Stack) -> None:
+    await stack.start_coordinator(replace_wait_s=1000.0)
     worker = await stack.add_verify()
-    _, start = await begin(stack, worker)
-    assert start.drafter is None
-    off = stack.generate(
-        session_id="off", speculation={"mode": "SPECULATION_MODE_OFF", "draft_len": 3}
-    )
-    plain = await worker.started("off")
-    assert plain.speculation == m.SpeculationOptions(enabled=False, draft_len=3)
-    stack.add_draft("d1")
-    await until(lambda: assigned(worker) == ["d1"], "d1 is assigned")
-    worker.say(worker.progress(plain, [EOS]))
-    await off.end()
-    assert worker.of(m.AssignDrafter, "off") == []
+    await stack.ready()
+    cancelled, _ = await begin(stack, worker)
+    gone = stack.generate(session_id="gone")
+    await worker.started("gone")
+    await worker.server.stop(0)
+    await stack.client.Cancel(pb.CancelRequest(session_id="s"))
+    await cancelled.end()
+    await gone.cancel()
+
+    async def over() -> bool:
+        return (await status(stack)).running_sessions == 0
+
+    await until_async(over, "no session is left")
 
 
 async def status(stack: Stack) -> pb.GetStatusResponse:

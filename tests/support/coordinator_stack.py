@@ -1,6 +1,7 @@
 """A real coordinator on a real Valkey, with verify workers that say what a test tells them."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
@@ -111,6 +112,7 @@ class FakeVerifyWorker(verify_pb2_grpc.VerifyServiceServicer):
         base_len: int | None = None,
         epoch: int | None = None,
         draft_tokens: int = 0,
+        logprobs: Sequence[m.TokenLogprobs] = (),
     ) -> m.Progress:
         """`text` as committed after `base_len` (default: what the start had)."""
         tokens = tuple(token_ids(text) if isinstance(text, str) else text)
@@ -123,6 +125,7 @@ class FakeVerifyWorker(verify_pb2_grpc.VerifyServiceServicer):
             token_ids=tokens,
             origins=(m.TokenOrigin.ACCEPTED,) * accepted + (last,) * (len(tokens) - accepted),
             draft_tokens=draft_tokens,
+            logprobs=tuple(logprobs),
         )
 
 
@@ -226,18 +229,46 @@ async def until_async(condition: Callable[[], Awaitable[bool]], what: str) -> No
     raise AssertionError(f"it never came about: {what}")
 
 
+class Sample:
+    """What one of the completions of a call has said."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.pieces: list[pb.Piece] = []
+        self.finished: pb.Finished | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [piece.token_id for piece in self.pieces]
+
+
 class Completion:
-    """Reads one Generate stream in the background."""
+    """Reads one Generate stream in the background; text and ids are those of the first sample."""
 
     def __init__(self, call: Any) -> None:
         self.call = call
         self.started: pb.Started | None = None
-        self.text = ""
-        self.token_ids: list[int] = []
-        self.finished: pb.Finished | None = None
+        self.samples: defaultdict[int, Sample] = defaultdict(Sample)
+        # The index of each delta and end, in the order in which they came.
+        self.order: list[int] = []
         self.error: Exception | None = None
         self.begun = asyncio.Event()
         self._task = asyncio.create_task(self._read())
+
+    @property
+    def text(self) -> str:
+        return self.samples[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.samples[0].token_ids
+
+    @property
+    def logprobs(self) -> list[m.TokenLogprobs]:
+        """One a token, or a failure."""
+        pieces = self.samples[0].pieces
+        assert all(piece.HasField("logprobs") for piece in pieces)
+        return [wire.logprobs_from_pb(piece.logprobs) for piece in pieces]
 
     async def _read(self) -> None:
         try:
@@ -247,12 +278,17 @@ class Completion:
                         self.started = response.started
                         self.begun.set()
                     case "delta":
-                        assert response.delta.offset == len(self.token_ids)
-                        self.token_ids += [piece.token_id for piece in response.delta.pieces]
-                        self.text += "".join(piece.text for piece in response.delta.pieces)
+                        sample = self.samples[response.delta.index]
+                        assert response.delta.offset == len(sample.pieces)
+                        assert sample.finished is None
+                        sample.pieces += response.delta.pieces
+                        sample.text += "".join(piece.text for piece in response.delta.pieces)
+                        self.order.append(response.delta.index)
                     case "finished":
-                        self.text += response.finished.text
-                        self.finished = response.finished
+                        sample = self.samples[response.finished.index]
+                        sample.text += response.finished.text
+                        sample.finished = response.finished
+                        self.order.append(response.finished.index)
         except grpc.RpcError as error:
             self.error = rpc.error_of(error, "the coordinator")
 
@@ -261,13 +297,14 @@ class Completion:
         assert self.text == text, (self.text, self.error)
 
     async def end(self) -> pb.Finished:
-        """The last message; raises the error that the call ended with."""
+        """The first sample's last message; raises the error that the call ended with."""
         await asyncio.wait([self._task])
         if self.error is not None:
             raise self.error
         self._task.result()
-        assert self.finished is not None
-        return self.finished
+        finished = self.samples[0].finished
+        assert finished is not None
+        return finished
 
     async def cancel(self) -> None:
         self.call.cancel()

@@ -16,18 +16,33 @@ from outrider.pb.v1 import types_pb2
 Step = pb.GenerateResponse | OutriderError | asyncio.Event
 
 
-def started(session_id: str = "", seed: int = 7) -> pb.GenerateResponse:
-    body = pb.Started(session_id=session_id, model="fake", seed=seed, prompt_tokens=3)
+def started(session_id: str = "", seed: int = 7, **fields: Any) -> pb.GenerateResponse:
+    body = pb.Started(session_id=session_id, model="fake", seed=seed, prompt_tokens=3, **fields)
     return pb.GenerateResponse(started=body)
 
 
-def delta(offset: int, *pieces: tuple[int, str, int]) -> pb.GenerateResponse:
+def delta(
+    offset: int,
+    *pieces: tuple[int, str, int],
+    index: int = 0,
+    logprobs: Sequence[types_pb2.TokenLogprobs] = (),
+) -> pb.GenerateResponse:
     made = [pb.Piece(token_id=i, text=text, origin=origin) for i, text, origin in pieces]
-    return pb.GenerateResponse(delta=pb.Delta(offset=offset, pieces=made))
+    for piece, entry in zip(made, logprobs, strict=False):
+        piece.logprobs.CopyFrom(entry)
+    return pb.GenerateResponse(delta=pb.Delta(offset=offset, pieces=made, index=index))
 
 
-def finished(tokens: int, text: str = "", reason: int = 1, **figures: Any) -> pb.GenerateResponse:
+def logprobs(logprob: float, *top: tuple[int, float]) -> types_pb2.TokenLogprobs:
+    best = [types_pb2.TokenLogprob(token_id=i, logprob=value) for i, value in top]
+    return types_pb2.TokenLogprobs(logprob=logprob, top=best)
+
+
+def finished(
+    tokens: int, text: str = "", reason: int = 1, index: int = 0, **figures: Any
+) -> pb.GenerateResponse:
     body = pb.Finished(
+        index=index,
         reason=reason,
         text=text,
         usage=pb.Usage(prompt_tokens=3, completion_tokens=tokens),
@@ -38,6 +53,17 @@ def finished(tokens: int, text: str = "", reason: int = 1, **figures: Any) -> pb
 
 
 PLAIN, ACCEPTED, RECOVERED, BONUS = 1, 2, 3, 4
+# Two completions whose tokens come mixed; the first is over before the second.
+TWO: list[Step] = [
+    started(seed=7),
+    delta(0, (5, "a", PLAIN)),
+    delta(0, (15, "A", PLAIN), index=1),
+    delta(1, (16, "B", ACCEPTED), index=1),
+    delta(1, (6, "b", BONUS)),
+    finished(2, "!"),
+    delta(2, (17, "C", PLAIN), index=1),
+    finished(3, reason=2, index=1),
+]
 SCRIPT: list[Step] = [
     started(),
     delta(0, (5, "Hel", PLAIN)),

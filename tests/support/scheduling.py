@@ -18,7 +18,7 @@ from outrider.messages import (
 from outrider.model.blocks import BlockPool
 from tests.support.synthetic import VOCABULARY, SyntheticRunner, plain_decoding
 from verify_worker.scheduler import Limits, Scheduler
-from verify_worker.state import Output, ToCoordinator, ToDrafter
+from verify_worker.state import LeaveDrafter, Output, ToCoordinator, ToDrafter
 
 DRAFTER = DraftWorkerRef("d1", "127.0.0.1:1")
 OTHER = DraftWorkerRef("d2", "127.0.0.1:2")
@@ -38,6 +38,7 @@ class Worker:
         self.ends: dict[str, SessionEnded | SessionFailed] = {}
         self.lost: list[DrafterLost] = []
         self.to_drafter: list[ToDrafter] = []
+        self.left: list[str] = []
 
     def start(self, sid: str = "s", prompt: int = 5, new: int = 10, **fields: Any) -> None:
         tokens = tuple(fields.pop("tokens", range(1, prompt + 1)))
@@ -98,6 +99,9 @@ class Worker:
         for output in outputs:
             if isinstance(output, ToDrafter):
                 self.to_drafter.append(output)
+                continue
+            if isinstance(output, LeaveDrafter):
+                self.left.append(output.worker_id)
                 continue
             assert isinstance(output, ToCoordinator)
             event = output.event

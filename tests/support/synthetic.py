@@ -6,10 +6,10 @@ session's blocks hold exactly its own tokens.
 
 from collections.abc import Sequence
 
-from outrider.errors import NumericsError
+from outrider.errors import NumericsError, OutriderError
 from outrider.model.blocks import BLOCK_TOKENS
 from outrider.sampling.acceptance import verify_chain
-from verify_worker.state import Outcome, Plan, Work
+from verify_worker.state import Decided, Outcome, Plan, Work
 
 VOCABULARY = 50
 
@@ -45,7 +45,7 @@ class SyntheticRunner:
         self.rows_of_steps.append(plan.rows)
         for work in plan.work:
             self._write(work)
-        results = []
+        results: list[Decided | OutriderError | None] = []
         for work in plan.work:
             tokens = work.session.tokens
             self._check(work)
@@ -54,9 +54,9 @@ class SyntheticRunner:
             elif not work.decides:
                 results.append(None)
             else:
-                draft = list(work.draft)
+                draft = list(work.draft.token_ids)
                 targets = [next_token([*tokens, *draft[:i]]) for i in range(len(draft) + 1)]
-                results.append(verify_chain(draft, targets))
+                results.append(Decided(verify_chain(draft, targets)))
         return Outcome(tuple(results), 0.01)
 
     def _write(self, work: Work) -> None:
@@ -64,7 +64,7 @@ class SyntheticRunner:
             self._kv[self._slot(work, work.session.table.kv_len + offset)] = token
 
     def _check(self, work: Work) -> None:
-        tokens = [*work.session.tokens, *work.draft]
+        tokens = [*work.session.tokens, *work.draft.token_ids]
         for position in range(work.session.table.kv_len + work.rows):
             assert self._kv[self._slot(work, position)] == tokens[position]
 

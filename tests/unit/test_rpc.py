@@ -16,6 +16,7 @@ from outrider.errors import (
     AddressInUseError,
     ConfigError,
     InternalError,
+    InvalidRequestError,
     OutriderError,
     OverloadedError,
     UnavailableError,
@@ -139,6 +140,26 @@ async def test_messages_above_4_mib_pass_both_ways() -> None:
         call = pb_grpc.CoordinatorServiceStub(channel).Generate(pb.GenerateRequest(text=text))
         answer = await call.read()
         assert answer.delta.pieces[0].text == text
+
+
+async def test_messages_above_the_limit_are_invalid_and_not_worth_a_retry() -> None:
+    text = "x" * rpc.MAX_MESSAGE_BYTES
+    request = pb.GenerateRequest(text=text)
+    async with serving() as (_, channel, port):
+        said = pytest.raises(InvalidRequestError, match="the-target is above the limit of 64 MiB")
+        with said, rpc.status_as_errors("the-target"):
+            await pb_grpc.CoordinatorServiceStub(channel).Generate(request).read()
+        # The server refuses it too, when the client has no limit of its own.
+        unlimited = [("grpc.max_send_message_length", -1)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=unlimited) as other:
+            with pytest.raises(InvalidRequestError, match="64 MiB"), rpc.status_as_errors("x"):
+                await pb_grpc.CoordinatorServiceStub(other).Generate(request).read()
+
+
+async def test_a_full_service_is_still_worth_a_retry() -> None:
+    async with serving(OverloadedError("message larger than max")) as (_, channel, _):
+        with pytest.raises(OverloadedError), rpc.status_as_errors("x"):
+            await pb_grpc.CoordinatorServiceStub(channel).Cancel(pb.CancelRequest())
 
 
 async def test_taken_port_is_named() -> None:

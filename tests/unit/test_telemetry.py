@@ -1,8 +1,15 @@
 """Telemetry without a collector."""
 
+import json
+import logging
 import subprocess
 import sys
 import time
+
+import pytest
+from structlog.testing import capture_logs
+
+from outrider._exporters import COMPLAINT_EVERY_S, EXPORTERS, Complaints, listen
 
 SCRIPT = """
 from outrider import telemetry
@@ -23,3 +30,47 @@ def test_case_36_a_collector_that_is_down_does_not_hold_up_the_end() -> None:
         process.communicate()
     assert process.returncode == 0
     assert time.monotonic() - begun < 7
+
+
+LOGGED = """
+from outrider import logs, telemetry
+logs.configure("info", service="test")
+end = telemetry.start("test", instance="i1", otlp_endpoint="http://127.0.0.1:1")
+for _ in range(3):
+    telemetry.tracer("t").start_span("s").end()
+end()
+"""
+
+
+def test_a_collector_that_is_down_is_one_line_of_the_structured_log() -> None:
+    command = [sys.executable, "-c", LOGGED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (line,) = done.stderr.splitlines()
+    said = json.loads(line)
+    assert said["event"] == "telemetry is not exported"
+    assert (said["service"], said["instance"], said["failures"]) == ("test", "i1", 1)
+    assert "127.0.0.1:1" in said["error"]
+
+
+def test_failing_exports_are_told_once_in_a_while() -> None:
+    now = 50.0
+    complaints = Complaints("test", "i1", clock=lambda: now)
+    exporter = logging.getLogger(f"{EXPORTERS}.some.exporter")
+    stop = listen(complaints)
+    with capture_logs() as lines:
+        for _ in range(40):
+            exporter.warning("no luck with %s", "it")
+        now += COMPLAINT_EVERY_S
+        exporter.error("still no luck")
+        exporter.error("and again")
+    stop()
+    assert [(line["error"], line["failures"]) for line in lines] == [
+        ("no luck with it", 1),
+        ("still no luck", 41),
+    ]
+
+
+def test_the_log_of_the_exporters_is_given_back(caplog: pytest.LogCaptureFixture) -> None:
+    listen(Complaints("test", "i1"))()
+    logging.getLogger(EXPORTERS).warning("heard by everybody")
+    assert "heard by everybody" in caplog.text

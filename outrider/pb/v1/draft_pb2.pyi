@@ -85,16 +85,28 @@ class OpenDraft(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     DRAFT_LEN_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    PROMPT_LEN_FIELD_NUMBER: _builtins.int
+    STOP_IDS_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    Q_TOP_FIELD_NUMBER: _builtins.int
     draft_len: _builtins.int
     """Tokens wanted after token_ids; 0 only prepares the session."""
     traceparent: _builtins.str
     """W3C trace context of the session."""
+    prompt_len: _builtins.int
+    """How many of token_ids are the prompt, and the ids that min_tokens bars."""
+    rule: _types_pb2.AcceptanceRule.ValueType
+    """Under the rejection rule drafts are sampled from q, which comes with them."""
+    q_top: _builtins.int
+    """Tokens that q may have; 0 is all of them."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Every committed token, prompt included."""
 
     @_builtins.property
     def sampling(self) -> _types_pb2.SamplingParams: ...
+    @_builtins.property
+    def stop_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -102,10 +114,14 @@ class OpenDraft(_message.Message):
         sampling: _types_pb2.SamplingParams | None = ...,
         draft_len: _builtins.int = ...,
         traceparent: _builtins.str = ...,
+        prompt_len: _builtins.int = ...,
+        stop_ids: _abc.Iterable[_builtins.int] | None = ...,
+        rule: _types_pb2.AcceptanceRule.ValueType = ...,
+        q_top: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_len", b"draft_len", "sampling", b"sampling", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_len", b"draft_len", "prompt_len", b"prompt_len", "q_top", b"q_top", "rule", b"rule", "sampling", b"sampling", "stop_ids", b"stop_ids", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

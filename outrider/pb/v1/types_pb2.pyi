@@ -24,6 +24,38 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _AcceptanceRule:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AcceptanceRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AcceptanceRule.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ACCEPTANCE_RULE_UNSPECIFIED: _AcceptanceRule.ValueType  # 0
+    """The server's policy decides."""
+    ACCEPTANCE_RULE_COUPLED: _AcceptanceRule.ValueType  # 1
+    """The target's token is a pure function of logits, seed and position (Daliri, Musco, Suresh,
+    arXiv 2408.07978).
+    """
+    ACCEPTANCE_RULE_REJECTION: _AcceptanceRule.ValueType  # 2
+    """Accept x ~ q with probability min(1, p(x) / q(x)) (Leviathan, Kalman, Matias, arXiv
+    2211.17192).
+    """
+
+class AcceptanceRule(_AcceptanceRule, metaclass=_AcceptanceRuleEnumTypeWrapper):
+    """How drafts are accepted."""
+
+ACCEPTANCE_RULE_UNSPECIFIED: AcceptanceRule.ValueType  # 0
+"""The server's policy decides."""
+ACCEPTANCE_RULE_COUPLED: AcceptanceRule.ValueType  # 1
+"""The target's token is a pure function of logits, seed and position (Daliri, Musco, Suresh,
+arXiv 2408.07978).
+"""
+ACCEPTANCE_RULE_REJECTION: AcceptanceRule.ValueType  # 2
+"""Accept x ~ q with probability min(1, p(x) / q(x)) (Leviathan, Kalman, Matias, arXiv
+2211.17192).
+"""
+Global___AcceptanceRule: _TypeAlias = AcceptanceRule  # noqa: Y015
+
 class _SpeculationMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -119,8 +151,8 @@ Global___TokenOrigin: _TypeAlias = TokenOrigin  # noqa: Y015
 
 @_typing.final
 class SamplingParams(_message.Message):
-    """How the target's distribution is processed and sampled, in this order:
-    temperature, top_k, top_p.
+    """How the target's distribution is processed and sampled. The order in which the processors
+    apply is that of docs/exactness.md.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -129,29 +161,188 @@ class SamplingParams(_message.Message):
     TOP_K_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    ALLOWED_IDS_FIELD_NUMBER: _builtins.int
+    BANNED_IDS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 is greedy decoding."""
     top_k: _builtins.int
     """0 keeps every token."""
     top_p: _builtins.float
-    """1 keeps every token."""
+    """Absent or 1 keeps every token."""
     seed: _builtins.int
     """Key of the counter-based noise; the same seed gives the same tokens."""
+    min_p: _builtins.float
+    """0 keeps every token."""
+    repetition_penalty: _builtins.float
+    """Absent or 1 is off."""
+    frequency_penalty: _builtins.float
+    presence_penalty: _builtins.float
+    min_tokens: _builtins.int
+    """Stop ids are barred until the completion has that many tokens."""
+    @_builtins.property
+    def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]: ...
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
+        """Id sequences that never occur."""
+
+    @_builtins.property
+    def allowed_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """When not empty, nothing else is chosen."""
+
+    @_builtins.property
+    def banned_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Never chosen."""
+
     def __init__(
         self,
         *,
         temperature: _builtins.float = ...,
         top_k: _builtins.int = ...,
-        top_p: _builtins.float = ...,
+        top_p: _builtins.float | None = ...,
         seed: _builtins.int = ...,
+        min_p: _builtins.float = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        frequency_penalty: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        logit_bias: _abc.Iterable[Global___LogitBias] | None = ...,
+        bad_words: _abc.Iterable[Global___TokenIds] | None = ...,
+        min_tokens: _builtins.int = ...,
+        allowed_ids: _abc.Iterable[_builtins.int] | None = ...,
+        banned_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "repetition_penalty", b"repetition_penalty", "top_p", b"top_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "allowed_ids", b"allowed_ids", "bad_words", b"bad_words", "banned_ids", b"banned_ids", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+
+Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
+
+@_typing.final
+class LogitBias(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    BIAS_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    bias: _builtins.float
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        bias: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
+Global___LogitBias: _TypeAlias = LogitBias  # noqa: Y015
+
+@_typing.final
+class TokenIds(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
+
+@_typing.final
+class LogprobOptions(_message.Message):
+    """Log-probabilities for each token: its own and those of the best."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOP_FIELD_NUMBER: _builtins.int
+    PROCESSED_FIELD_NUMBER: _builtins.int
+    top: _builtins.int
+    processed: _builtins.bool
+    """Of the distribution that the token was chosen from, instead of the target's raw one."""
+    def __init__(
+        self,
+        *,
+        top: _builtins.int = ...,
+        processed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["processed", b"processed", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogprobOptions: _TypeAlias = LogprobOptions  # noqa: Y015
+
+@_typing.final
+class TokenLogprobs(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    @_builtins.property
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]: ...
+    def __init__(
+        self,
+        *,
+        logprob: _builtins.float = ...,
+        top: _abc.Iterable[Global___TokenLogprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
+
+@_typing.final
+class TokenLogprob(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    logprob: _builtins.float
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        logprob: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
 
 @_typing.final
 class SpeculationOptions(_message.Message):
@@ -159,18 +350,21 @@ class SpeculationOptions(_message.Message):
 
     MODE_FIELD_NUMBER: _builtins.int
     DRAFT_LEN_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
     mode: Global___SpeculationMode.ValueType
     draft_len: _builtins.int
     """Draft length k of each round; 0 leaves it to the verify worker."""
+    rule: Global___AcceptanceRule.ValueType
     def __init__(
         self,
         *,
         mode: Global___SpeculationMode.ValueType = ...,
         draft_len: _builtins.int = ...,
+        rule: Global___AcceptanceRule.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_len", b"draft_len", "mode", b"mode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_len", b"draft_len", "mode", b"mode", "rule", b"rule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -424,18 +618,22 @@ class DraftWorkerRef(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    TRUSTED_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     """host:port."""
+    trusted: _builtins.bool
+    """The operator vouches for the q that it reports."""
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         address: _builtins.str = ...,
+        trusted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "trusted", b"trusted", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

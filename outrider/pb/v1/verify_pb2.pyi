@@ -86,6 +86,7 @@ class StartSession(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     DRAFTER_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     prompt_len: _builtins.int
     """How many of them are the prompt."""
     traceparent: _builtins.str
@@ -104,6 +105,10 @@ class StartSession(_message.Message):
     def drafter(self) -> _types_pb2.DraftWorkerRef:
         """Absent: plain steps until one is assigned."""
 
+    @_builtins.property
+    def logprobs(self) -> _types_pb2.LogprobOptions:
+        """Absent: none are sent."""
+
     def __init__(
         self,
         *,
@@ -114,10 +119,11 @@ class StartSession(_message.Message):
         speculation: _types_pb2.SpeculationOptions | None = ...,
         drafter: _types_pb2.DraftWorkerRef | None = ...,
         traceparent: _builtins.str = ...,
+        logprobs: _types_pb2.LogprobOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "endings", b"endings", "sampling", b"sampling", "speculation", b"speculation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "endings", b"endings", "logprobs", b"logprobs", "sampling", b"sampling", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "endings", b"endings", "prompt_len", b"prompt_len", "sampling", b"sampling", "speculation", b"speculation", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "endings", b"endings", "logprobs", b"logprobs", "prompt_len", b"prompt_len", "sampling", b"sampling", "speculation", b"speculation", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -259,6 +265,7 @@ class Progress(_message.Message):
     ORIGINS_FIELD_NUMBER: _builtins.int
     DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     base_len: _builtins.int
     """Committed tokens before token_ids."""
     draft_tokens: _builtins.int
@@ -271,6 +278,10 @@ class Progress(_message.Message):
 
     @_builtins.property
     def timings(self) -> _types_pb2.Timings: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
+        """One a token when they were asked for."""
+
     def __init__(
         self,
         *,
@@ -279,10 +290,11 @@ class Progress(_message.Message):
         origins: _abc.Iterable[_types_pb2.TokenOrigin.ValueType] | None = ...,
         draft_tokens: _builtins.int = ...,
         timings: _types_pb2.Timings | None = ...,
+        logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "draft_tokens", b"draft_tokens", "origins", b"origins", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "draft_tokens", b"draft_tokens", "logprobs", b"logprobs", "origins", b"origins", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,18 @@ from click.testing import CliRunner, Result
 from outrider.cli import main
 from outrider.errors import OverloadedError
 from outrider.pb.v1 import types_pb2
-from tests.support.fake_coordinator import SCRIPT, FakeCoordinator, serving_in_thread, started
+from outrider.sampling.seeds import derived_seed
+from tests.support.fake_coordinator import (
+    PLAIN,
+    SCRIPT,
+    TWO,
+    FakeCoordinator,
+    delta,
+    finished,
+    logprobs,
+    serving_in_thread,
+    started,
+)
 
 
 @pytest.fixture
@@ -78,6 +89,80 @@ def test_flags_reach_the_request(fake: FakeCoordinator) -> None:
     assert not fake.requests[1].HasField("seed")
 
 
+def test_the_whole_sampling_surface_reaches_the_request(fake: FakeCoordinator) -> None:
+    flags = (
+        "--min-p 0.1 --repetition-penalty 1.5 --frequency-penalty -0.5 --presence-penalty 0.25 "
+        "--logit-bias 5:-100 --logit-bias 6:0.5 --bad-word no --bad-word never --min-tokens 3 "
+        "--ignore-eos --include-stop --echo --rule rejection --json --logprobs 2 "
+        "--logprobs-kind processed"
+    )
+    assert generate(fake, "Hi", *flags.split()).exit_code == 0
+    request = fake.requests[0]
+    assert (request.min_p, request.repetition_penalty) == (0.1, 1.5)
+    assert (request.frequency_penalty, request.presence_penalty) == (-0.5, 0.25)
+    assert {entry.token_id: entry.bias for entry in request.logit_bias} == {5: -100, 6: 0.5}
+    assert (list(request.bad_words), request.min_tokens) == (["no", "never"], 3)
+    assert (request.ignore_eos, request.include_stop, request.echo) == (True, True, True)
+    assert request.logprobs == types_pb2.LogprobOptions(top=2, processed=True)
+    assert request.speculation == types_pb2.SpeculationOptions(
+        rule=types_pb2.ACCEPTANCE_RULE_REJECTION
+    )
+
+
+def test_speculation_is_left_to_the_policy_unless_it_is_given(fake: FakeCoordinator) -> None:
+    assert generate(fake, "Hi").exit_code == 0
+    assert not fake.requests[0].HasField("speculation")
+    assert generate(fake, "Hi", "--speculation", "on").exit_code == 0
+    assert fake.requests[1].speculation.mode == types_pb2.SPECULATION_MODE_ON
+
+
+WITH_LOGPROBS = [
+    started(prompt_text="Hi", prompt_token_ids=[1, 2]),
+    delta(0, (5, "a", PLAIN), logprobs=[logprobs(-0.5, (5, -0.5), (6, -1.5))]),
+    finished(1),
+]
+
+
+def test_echo_is_shown_before_the_text(fake: FakeCoordinator) -> None:
+    fake.script = WITH_LOGPROBS
+    assert generate(fake, "Hi", "--echo").stdout == "Hia\n"
+    fake.script = [WITH_LOGPROBS[0], finished(0)]
+    assert generate(fake, "Hi", "--echo").stdout == "Hi\n"
+
+
+def test_json_has_logprobs_and_the_prompt(fake: FakeCoordinator) -> None:
+    fake.script = WITH_LOGPROBS
+    found = json.loads(generate(fake, "Hi", "--json", "--echo", "--logprobs", "2").stdout)
+    assert (found["prompt_text"], found["prompt_token_ids"]) == ("Hi", [1, 2])
+    assert found["logprobs"] == [
+        {
+            "logprob": -0.5,
+            "top": [{"token_id": 5, "logprob": -0.5}, {"token_id": 6, "logprob": -1.5}],
+        }
+    ]
+
+
+def test_json_of_several_completions(fake: FakeCoordinator) -> None:
+    fake.script = TWO
+    found = json.loads(generate(fake, "Hi", "--json", "--n", "2").stdout)
+    assert [choice["index"] for choice in found["choices"]] == [0, 1]
+    assert [choice["text"] for choice in found["choices"]] == ["ab!", "ABC"]
+    assert [choice["seed"] for choice in found["choices"]] == [7, derived_seed(7, 1)]
+    assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": 5}
+    assert found["seed"] == 7
+    assert fake.requests[0].n == 2
+
+
+def test_several_completions_one_after_the_other(fake: FakeCoordinator) -> None:
+    fake.script = TWO
+    result = generate(fake, "Hi", "--n", "2")
+    assert result.stdout == "--- 0\nab!\n--- 1\nABC\n"
+    assert result.stderr.count("tokens in 1.50 s") == 2
+    coloured = generate(fake, "Hi", "--n", "2", color=True)
+    assert "A\x1b[32mB\x1b[0mC\n" in coloured.stdout
+    assert "!\n" in coloured.stdout
+
+
 def test_chat_sends_a_message(fake: FakeCoordinator) -> None:
     assert generate(fake, "--chat", "Hi").exit_code == 0
     (message,) = fake.requests[0].messages.messages
@@ -109,6 +194,12 @@ def test_nothing_listening() -> None:
         (["Hi", "--speculation", "maybe"], "--speculation"),
         (["Hi", "--speculation", "off", "--draft-len", "2"], "--draft-len"),
         (["Hi", "--bogus"], "--bogus"),
+        (["Hi", "--logit-bias", "5"], "ID:BIAS"),
+        (["Hi", "--logit-bias", "a:1"], "ID:BIAS"),
+        (["Hi", "--rule", "magic"], "--rule"),
+        (["Hi", "--n", "0"], "--n"),
+        (["Hi", "--logprobs", "2"], "--json"),
+        (["Hi", "--min-p", "2"], "--min-p"),
     ],
 )
 def test_wrong_usage_is_2(arguments: list[str], named: str) -> None:

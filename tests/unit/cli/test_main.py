@@ -2,11 +2,15 @@
 
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from outrider import __version__
+from outrider.__main__ import main as entry
 from outrider.cli import COMMANDS, main
 from outrider.client import Client
 
@@ -41,6 +45,38 @@ def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Client, "status", interrupt)
     result = CliRunner().invoke(main, ["status"])
     assert (result.exit_code, result.stderr) == (130, "\ninterrupted\n")
+
+
+# SIGINT comes just as the module in argv[1] is about to be imported.
+INTERRUPTED_IMPORT = """
+import os, runpy, signal, sys
+
+wanted = sys.argv[1]
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == wanted:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder)
+sys.argv[1:] = ["status"]
+runpy.run_module("outrider", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["outrider.cli", "click", "grpc", "outrider.errors", "outrider.cli.status"]
+)
+def test_ctrl_c_during_the_imports_is_no_traceback(module: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT, module]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "\ninterrupted\n")
+
+
+def test_the_installed_command_is_the_one_that_looks_after_ctrl_c() -> None:
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    assert EntryPoint("outrider", project["scripts"]["outrider"], "").load() is entry
 
 
 def test_version() -> None:

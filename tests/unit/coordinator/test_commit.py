@@ -1,13 +1,15 @@
 """The commit step, against the cases of other engines' users (numbers as in their list)."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from coordinator.commit import CommitStep, Limits
+from coordinator.commit import CommitStep, Limits, Piece
 from coordinator.detokenizer import Detokenizer, Vocabulary
-from outrider.messages import FinishReason, SpeculationFigures, TokenOrigin
+from outrider.messages import FinishReason, SpeculationFigures, TokenLogprobs, TokenOrigin
 
 ACCEPTED, RECOVERED = TokenOrigin.ACCEPTED, TokenOrigin.RECOVERED
 BONUS, PLAIN = TokenOrigin.BONUS, TokenOrigin.PLAIN
@@ -39,10 +41,13 @@ def step(
     max_tokens: int = 1000,
     prompt_len: int = 4,
     context_len: int = 1000,
+    include_stop: bool = False,
 ) -> CommitStep:
     limits = Limits(prompt_len, max_tokens, context_len)
     detokenizer = Detokenizer(Vocabulary(TOKENIZER))
-    return CommitStep(detokenizer, limits=limits, stop_ids=stop_ids, stop=stop)
+    return CommitStep(
+        detokenizer, limits=limits, stop_ids=stop_ids, stop=stop, include_stop=include_stop
+    )
 
 
 def rounds(step: CommitStep, token_ids: list[int], k: int) -> tuple[str, list[int]]:
@@ -80,6 +85,51 @@ def test_14_stop_string_over_two_rounds_and_inside_an_accepted_block(k: int) -> 
     assert text == "one STOp"
     assert shown == commit.token_ids == ids("one STOpSTOP")
     assert commit.finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("k", range(7))
+def test_14_the_stop_string_stays_if_it_is_wanted_and_nothing_after_it(k: int) -> None:
+    commit = step(stop=("STOP", "never"), include_stop=True)
+    text, shown = rounds(commit, ids("one STOpSTOP two STOP"), k)
+    assert text == "one STOpSTOP"
+    assert shown == commit.token_ids == ids("one STOpSTOP")
+
+
+def logprobs_of(token_ids: list[int]) -> list[TokenLogprobs]:
+    """Different for each place and token."""
+    return [TokenLogprobs(-0.5 - at, ((token, -0.25),)) for at, token in enumerate(token_ids)]
+
+
+@pytest.mark.parametrize(
+    ("ending", "kept"),
+    [
+        ({"stop_ids": frozenset(ids("d"))}, 4),
+        ({"stop": ("cd",)}, 4),
+        ({"stop": ("cd",), "include_stop": True}, 4),
+        ({"max_tokens": 3}, 3),
+        ({"prompt_len": 4, "context_len": 9}, 5),
+    ],
+)
+@pytest.mark.parametrize("k", [0, 1, 3, 6])
+def test_13_14_21_logprobs_are_cut_with_the_tokens_they_belong_to(
+    ending: dict[str, Any], kept: int, k: int
+) -> None:
+    commit = step(**ending)
+    token_ids = ids("abcdefgh")
+    wanted = logprobs_of(token_ids)
+    pieces: list[Piece] = []
+    for begin in range(0, len(token_ids), k + 1):
+        part = slice(begin, begin + k + 1)
+        origins = [ACCEPTED] * (len(token_ids[part]) - 1) + [BONUS]
+        pieces += commit.commit(token_ids[part], origins, k, wanted[part])
+    assert [piece.token_id for piece in pieces] == commit.token_ids == token_ids[:kept]
+    assert [piece.logprobs for piece in pieces] == wanted[:kept]
+
+
+def test_21_without_a_wish_there_are_no_logprobs() -> None:
+    assert [piece.logprobs for piece in step().commit(ids("ab"), [PLAIN] * 2)] == [None, None]
+    with pytest.raises(ValueError, match="shorter"):
+        step().commit(ids("ab"), [PLAIN] * 2, 0, logprobs_of(ids("a")))
 
 
 def test_14_text_that_may_become_a_stop_string_is_not_shown() -> None:
@@ -170,11 +220,14 @@ def test_a_stop_string_wins_over_the_cap_and_the_first_reason_stays() -> None:
     stop=st.lists(st.text("ab🙂", min_size=1, max_size=3), max_size=2).map(tuple),
     max_tokens=st.integers(1, 30),
     k=st.integers(0, 5),
+    include_stop=st.booleans(),
 )
 def test_output_does_not_depend_on_the_draft_length(
-    text: str, stop: tuple[str, ...], max_tokens: int, k: int
+    text: str, stop: tuple[str, ...], max_tokens: int, k: int, include_stop: bool
 ) -> None:
     token_ids = [*ids(text), EOS]
-    plain, speculative = (step(stop=stop, max_tokens=max_tokens) for _ in range(2))
+    plain, speculative = (
+        step(stop=stop, max_tokens=max_tokens, include_stop=include_stop) for _ in range(2)
+    )
     assert rounds(plain, token_ids, 0) == rounds(speculative, token_ids, k)
     assert plain.finish_reason is speculative.finish_reason

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.placement import choose_draft_worker, choose_verify_worker
+from coordinator.placement import Trust, choose_draft_worker, choose_verify_worker
 from outrider.errors import OverloadedError
 from outrider.session.registry import Pool, WorkerRecord
 
@@ -63,3 +63,17 @@ def test_draft_worker_fits_the_tokenizer() -> None:
     assert choose({"any": 4, "ours": 4}) is None
     assert choose({}, exclude={("any", "i1")}) == "ours"
     assert choose({}, exclude={("any", "i0")}) == "any"
+
+
+def test_only_trusted_draft_workers_where_that_is_needed() -> None:
+    workers = [worker("a"), worker("b"), worker("c", draining=True)]
+
+    def choose(trust: Trust | None, load: dict[str, int] | None = None) -> str | None:
+        found = choose_draft_worker(workers, load or {}, tokenizer_fingerprint="t", trusted=trust)
+        return chosen(found)
+
+    assert choose(None) == "a"
+    assert choose(Trust()) is None
+    assert choose(Trust(frozenset({"b", "c"}))) == "b"
+    assert choose(Trust(frozenset({"b", "c"})), {"b": 4}) is None
+    assert choose(Trust(frozenset({"all"}))) == "a"

@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from draft_worker.figures import Figures
 from draft_worker.scheduler import MAX_DRAFT_LEN, Addressed, Scheduler
 from outrider import telemetry
-from outrider.drafting.base import Drafter, DraftRequest, check_base_len
+from outrider.drafting.base import PLAIN_LAW, Drafter, DraftLaw, DraftRequest, check_base_len
 from outrider.errors import InvalidRequestError
 from outrider.messages import (
     CloseDraft,
@@ -33,7 +33,13 @@ class CountingDrafter:
         self.held: dict[str, list[int]] = {}
         self.calls: list[list[DraftRequest]] = []
 
-    def open(self, session_id: str, token_ids: Sequence[int], sampling: SamplingParams) -> None:
+    def open(
+        self,
+        session_id: str,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        law: DraftLaw = PLAIN_LAW,
+    ) -> None:
         if 999 in token_ids:
             raise InvalidRequestError("no 999")
         if 998 in token_ids:

@@ -12,6 +12,7 @@ from outrider.messages import Draft, SamplingParams
 from outrider.model.loading import LoadedModel, load_model
 from outrider.model.paged import PagedModel, Segment
 from outrider.sampling.coupled import target_tokens
+from outrider.sampling.rows import Row
 
 VOCAB, CONTEXT = 128, 192
 GREEDY = SamplingParams()
@@ -55,7 +56,7 @@ def reference(path: Path) -> Reference:
         begin = len(tokens)
         for _ in range(count):
             logits = plain(torch.tensor([tokens]), use_cache=False).logits[0, -1:]
-            tokens += target_tokens(logits.float(), [sampling], [len(tokens)])
+            tokens += target_tokens(logits.float(), [Row(sampling, tokens)])
         return tuple(tokens[begin:])
 
     return continued

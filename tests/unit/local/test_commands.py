@@ -16,6 +16,8 @@ def test_drafter_and_draft_model_have_to_fit() -> None:
         StackSettings(model="m", drafter="ngram", draft_model="d")
     with pytest.raises(ConfigError, match="ngram, model, none"):
         StackSettings(model="m", drafter="magic")
+    with pytest.raises(ConfigError, match="fast, invariant"):
+        StackSettings(model="m", numerics="exact")
     with pytest.raises(ConfigError, match="verify worker"):
         StackSettings(model="m", verify_workers=0)
 
@@ -83,6 +85,15 @@ def test_flags_of_each_service() -> None:
         "--target": "m",
         "--threads": "2",
     }
+
+
+def test_numerics_and_trust_are_passed_on_where_they_are_not_the_default() -> None:
+    commands = Commands(StackSettings(model="m", numerics="invariant", trust_drafts=True))
+    assert flags(commands.verify_worker("r", "v"))["--numerics"] == "invariant"
+    assert flags(commands.coordinator("r", 7))["--trust-draft-worker"] == "all"
+    plain = Commands(StackSettings(model="m"))
+    assert "--numerics" not in plain.verify_worker("r", "v")
+    assert "--trust-draft-worker" not in plain.coordinator("r", 7)
 
 
 def test_lookup_needs_no_model() -> None:

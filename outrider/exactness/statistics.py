@@ -1,0 +1,71 @@
+"""Pearson's chi-square test of drawn outcomes against a law that is known exactly."""
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+# The textbook's bound below which the statistic is no longer distributed as chi-square.
+LEAST_EXPECTED = 5.0
+
+Outcome = TypeVar("Outcome", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class ChiSquare:
+    """The statistic over `classes` classes and the probability of one at least that large."""
+
+    statistic: float
+    classes: int
+    samples: int
+    p_value: float
+
+    @property
+    def degrees(self) -> int:
+        """Degrees of freedom."""
+        return self.classes - 1
+
+
+def chi_square(
+    outcomes: Iterable[Outcome],
+    law: Mapping[Outcome, float],
+    *,
+    least_expected: float = LEAST_EXPECTED,
+) -> ChiSquare:
+    """Test outcomes that were drawn independently.
+
+    Every outcome of `law` (outcome: probability) that is expected `least_expected` times or
+    more is a class of its own. All others, those that `law` does not name included, are one
+    class; where that is expected less often, it joins the rarest of the others. With one
+    class in all there is nothing to test, and the p-value is 1. An outcome that `law` names
+    with probability 0 makes it 0.
+    """
+    counts = Counter(outcomes)
+    samples = counts.total()
+    expected = {o: p * samples for o, p in law.items() if p * samples >= least_expected}
+    observed = [float(counts[outcome]) for outcome in expected]
+    means = list(expected.values())
+    rest_observed = samples - sum(observed)
+    rest_expected = max(samples - sum(means), 0.0)
+    if rest_expected >= least_expected or not means:
+        observed.append(rest_observed)
+        means.append(rest_expected)
+    else:
+        rarest = means.index(min(means))
+        observed[rarest] += rest_observed
+        means[rarest] += rest_expected
+    if any(law.get(outcome) == 0.0 for outcome in counts):
+        return ChiSquare(math.inf, len(means), samples, 0.0)
+    if len(means) < 2:
+        return ChiSquare(0.0, len(means), samples, 1.0)
+    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, means, strict=True))
+    return ChiSquare(statistic, len(means), samples, _tail(statistic, len(means) - 1))
+
+
+def _tail(statistic: float, degrees: int) -> float:
+    """The probability that chi-square with `degrees` degrees of freedom is larger."""
+    half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))

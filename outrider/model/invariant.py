@@ -19,8 +19,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from outrider.model.attention import STEP_ARGUMENT, How
-from outrider.model.linears import LiveRows, tile_linears
-from outrider.model.pages import BlockIndex, KvPages
+from outrider.model.linears.tiled import LiveRows, tile_linears
+from outrider.model.pages import KvPages, Where
 from outrider.model.rows import Span, StepRows
 
 
@@ -77,7 +77,7 @@ class InvariantNumerics:
 class _Part:
     """The rows of one sequence in a pass."""
 
-    blocks: BlockIndex
+    where: Where
     rows: list["_Row"]
 
 
@@ -101,7 +101,7 @@ class InvariantStep:
             rows = range(max(span.begin, begin), min(span.end, end))
             if rows:
                 seen = list(_rows(span, rows, begin, pages.device))
-                self._parts.append(_Part(pages.block_index(span), seen))
+                self._parts.append(_Part(pages.where(span, 0, span.context), seen))
                 slots += [span.slot(span.start + row - span.begin) for row in rows]
         self._slots = torch.tensor(slots, device=pages.device)
 
@@ -116,7 +116,7 @@ class InvariantStep:
         # Query heads that share a KV head are rows of that head: [N, Hkv, G, D].
         queries = q.transpose(0, 1).reshape(q.shape[1], kv_heads, heads // kv_heads, -1)
         for part in self._parts:
-            keys, values = self._pages.read(layer, part.blocks)
+            keys, values = self._pages.read(layer, part.where)
             for row in part.rows:
                 seen_k, seen_v = _seen(keys, row, how.window), _seen(values, row, how.window)
                 result = _row_attention(queries[row.at], seen_k, seen_v, how)

@@ -23,7 +23,8 @@ _BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 class LoadedModel:
     """A causal LM in eval mode, its attention being `outrider.model.attention`.
 
-    The other fields are those of `outrider.model.describe.ModelDescription`.
+    `gguf` is the file that it was unpacked from, if it was. The other fields are those of
+    `outrider.model.describe.ModelDescription`.
     """
 
     module: PreTrainedModel
@@ -32,6 +33,7 @@ class LoadedModel:
     context_len: int
     vocab_size: int
     stop_ids: frozenset[int]
+    gguf: Path | None = None
 
 
 def load_model(path: str, *, dtype: str = "float32", device: str = "cpu") -> LoadedModel:
@@ -76,6 +78,7 @@ def load_model(path: str, *, dtype: str = "float32", device: str = "cpu") -> Loa
         context_len=description.context_len,
         vocab_size=loaded.get_input_embeddings().weight.shape[0],
         stop_ids=description.stop_ids,
+        gguf=checkpoint if source else None,
     )
 
 

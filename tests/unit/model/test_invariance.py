@@ -22,7 +22,7 @@ from outrider.model.blocks import BLOCK_TOKENS, BlockTable
 from outrider.model.fast import FastNumerics
 from outrider.model.invariance import first_dependence
 from outrider.model.invariant import InvariantNumerics
-from outrider.model.linears import torch_threads
+from outrider.model.linears.tiled import torch_threads
 from outrider.model.loading import LoadedModel, load_model
 from outrider.model.numerics import FAST, INVARIANT, choose_numerics
 from outrider.model.paged import NO_PARENT, Numerics, PagedModel, Segment

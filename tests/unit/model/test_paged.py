@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from outrider.errors import ConfigError, UnsupportedModelError
-from outrider.model import fast
+from outrider.model import paged_attention
 from outrider.model.blocks import BlockTable
 from outrider.model.describe import describe
 from outrider.model.loading import check_supported, load_model
@@ -76,12 +76,14 @@ def test_selfcheck_passes_for_supported_models(family: str, tmp_path: Path) -> N
 
 
 def break_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    visible = fast.visible
-    monkeypatch.setattr(fast, "visible", lambda span, window, *rest: visible(span, None, *rest))
+    visible = paged_attention.visible
+    monkeypatch.setattr(
+        paged_attention, "visible", lambda span, window, *rest: visible(span, None, *rest)
+    )
 
 
 def break_causality(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "visible", lambda *_: None)
+    monkeypatch.setattr(paged_attention, "visible", lambda *_: None)
 
 
 @pytest.mark.parametrize("damage", [break_window, break_causality])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from outrider.model.linears import LiveRows, TiledLinear, equal_heights, torch_threads
+from outrider.model.linears.tiled import LiveRows, TiledLinear, equal_heights, torch_threads
 
 
 def rows_plus(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -5,6 +5,7 @@ import sys
 
 import click
 
+from outrider import logs
 from outrider.config import command
 from outrider.errors import OutriderError
 
@@ -15,6 +16,15 @@ NAMES = {
     "invariance": "Same seeded tokens, whatever drafts, however far, in any batch.",
     "acceptance": "Acceptance rates of both rules, and what their drafts weigh on the wire.",
     "numerics": "What invariant numerics cost, and how often fast ones flip a token.",
+    "waiting": "Ways to wait for drafts, across latencies, on a virtual clock.",
+    "single": "One plain session against transformers, vLLM and the speed of memory.",
+    "verify-curve": "Seconds of one forward of 1 to 64 rows, against transformers.",
+    "batch": "Eight plain sessions at once against vLLM.",
+    "gguf": "A GGUF file as it is, one plain session, against llama.cpp.",
+    "overhead": "What a step takes outside the model, for 1, 8 and 32 sessions.",
+    "prefix": "Time to the first token of a prompt that was there before.",
+    "stall": "The longest gap of a running session while a long prompt comes in.",
+    "trees": "What verifying a tree costs, over one row and over a chain.",
     "speculation": "Tokens per second with speculation over without, in one run.",
 }
 
@@ -37,6 +47,7 @@ class Benchmarks(click.Group):
 
 
 if __name__ == "__main__":
+    logs.configure("info", service="bench")
     try:
         Benchmarks(name="bench", help=__doc__)(prog_name="python -m bench")
     except OutriderError as error:

@@ -121,6 +121,6 @@ class InProcess:
                     self.traffic.proposals += 1
                     self.traffic.proposal_bytes += pb.ByteSize()
                     self.traffic.proposed_tokens += len(proposal.draft.token_ids)
-                    self._take(self.scheduler.drafts.receive(DRAFTER.worker_id, proposal))
+                    self._take(self.scheduler.drafts.receive(DRAFTER.worker_id, proposal, 0.0))
                 case DraftFailed() as failed:
                     self._take(self.scheduler.drafts.failed(DRAFTER.worker_id, failed))

@@ -85,3 +85,20 @@ def load_prompts(path: str | None, count: int) -> list[Prompt]:
         chosen += [prompts[turn] for prompts in by_category.values() if len(prompts) > turn]
         turn += 1
     return chosen[:count]
+
+
+def prompts_of(tokenizer: Tokenizer, count: int, tokens: int, *, first: int = 0) -> list[list[int]]:
+    """`count` prompts of exactly `tokens` tokens; no two begin alike, whatever `first` they had.
+
+    What one has in common with another could come from a cache of prefixes.
+    """
+    texts = [text for of_category in BUILT_IN.values() for text in of_category]
+    prompts = []
+    for number in range(first, first + count):
+        ids = tokenizer.encode(f"{number * 7919 % 100_003} {texts[number % len(texts)]}\n\n")
+        for turn in range(1, tokens):
+            if len(ids) >= tokens:
+                break
+            ids += tokenizer.encode(f"{texts[(number + turn) % len(texts)]}\n\n")
+        prompts.append(ids[:tokens])
+    return prompts

@@ -31,17 +31,21 @@ class Report:
 
     def print(self) -> None:
         """The table, the bars, and as the last line the JSON object."""
+        self.show()
+        print(json.dumps({"figures": self.figures, "bars": {b.name: b.met for b in self.bars}}))
+
+    def show(self) -> None:
+        """The table and the bars alone, of a part of what is printed."""
         console = Console()
         table = Table(title=self.title)
         for column in self.columns:
-            table.add_column(column)
+            table.add_column(column, overflow="fold")
         for row in self.rows:
             table.add_row(*(_cell(value) for value in row))
         console.print(table)
         for bar in self.bars:
             verdict = "[green]met[/]" if bar.met else "[red]NOT met[/]"
             console.print(f"  {verdict}  {bar.name}  {bar.detail}")
-        print(json.dumps({"figures": self.figures, "bars": {b.name: b.met for b in self.bars}}))
 
     def exit(self, *, enforce: bool) -> None:
         """With `enforce`, exit with 1 when a bar is not met."""

@@ -8,6 +8,7 @@ from coordinator.journal import RecordKeeper
 from coordinator.model import ServedModel, load_served_model
 from coordinator.placement import Trust
 from coordinator.pool import WorkerPool
+from coordinator.prefixes import PrefixLookup
 from coordinator.servicer import CoordinatorServicer
 from coordinator.session import Services
 from coordinator.sessions import Sessions
@@ -16,6 +17,7 @@ from outrider import logs, rpc
 from outrider.errors import RecordsUnavailableError
 from outrider.pb.v1 import coordinator_pb2, coordinator_pb2_grpc
 from outrider.session.policy import PolicyStore
+from outrider.session.prefixes import PrefixDirectory
 from outrider.session.records import SessionRecords
 from outrider.session.redis import Redis, connect
 from outrider.session.registry import Registry
@@ -36,6 +38,7 @@ class Coordinator:
             model_fingerprint=model.fingerprint,
             tokenizer_fingerprint=model.tokenizer.fingerprint,
             trust=Trust(frozenset(settings.trust_draft_worker)),
+            prefixes=PrefixLookup(PrefixDirectory(redis)),
         )
         self._policy = CurrentPolicy(PolicyStore(redis))
         self._services = Services(

@@ -57,6 +57,8 @@ class CommitStep:
         self.token_ids: list[int] = []
         self.figures = SpeculationFigures()
         self.finish_reason: FinishReason | None = None
+        # Of the prompt, the tokens that the first verify worker did not have to compute.
+        self.cached_tokens = 0
         self._detokenizer = detokenizer
         self._stop_ids = stop_ids
         self._stop = StopStrings(stop, include=include_stop)

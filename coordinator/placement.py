@@ -3,15 +3,23 @@
 `load` counts the sessions that this coordinator has on each worker, by worker id: it is
 exact at once, while the number that a worker reports is late by a heartbeat and only
 decides between equals.
+
+A verify worker that holds the KV of a prefix saves its prefill, and costs the sessions there a
+larger batch. So it is taken in spite of `held tokens / TOKENS_A_SESSION` more sessions than
+the least busy worker has, but never of more than a quarter of its capacity (one at least);
+there, a worker is as busy as this coordinator or the worker itself says, whichever is more.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from outrider.errors import OverloadedError
 from outrider.session.registry import WorkerRecord
 
 TRUST_ALL = "all"
+TOKENS_A_SESSION = 64
+NONE_HELD: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +37,16 @@ class Trust:
 
 
 def choose_verify_worker(
-    workers: Iterable[WorkerRecord], load: Mapping[str, int], *, exclude: Collection[str] = ()
+    workers: Iterable[WorkerRecord],
+    load: Mapping[str, int],
+    *,
+    exclude: Collection[str] = (),
+    held: Mapping[str, int] = NONE_HELD,
 ) -> WorkerRecord | None:
-    """The least loaded of the verify workers that take sessions; None when there is none.
+    """The best of the verify workers that take sessions; None when there is none.
 
-    `exclude` names workers that have refused the session.
+    That is the one with most of the prefix in `held` (tokens, by worker id), unless it is too
+    busy for that; else the least loaded. `exclude` names workers that have refused the session.
 
     Raises:
         OverloadedError: there are some, and all of them are full or have refused.
@@ -44,7 +57,7 @@ def choose_verify_worker(
         raise OverloadedError(
             f"all {len(willing)} verify workers are full; try again later or start another one"
         )
-    return _least_loaded(fit, load)
+    return _least_loaded(_worth_their_load(fit, load, held) or fit, load)
 
 
 def choose_draft_worker(
@@ -70,6 +83,22 @@ def choose_draft_worker(
         and _room(worker, load)
     ]
     return _least_loaded(fit, load)
+
+
+def _worth_their_load(
+    workers: list[WorkerRecord], load: Mapping[str, int], held: Mapping[str, int]
+) -> list[WorkerRecord]:
+    """Those that hold most, of the workers that are not too busy for what they hold."""
+    busy = {w.worker_id: max(load.get(w.worker_id, 0), w.sessions) for w in workers}
+    least = min(busy.values(), default=0)
+
+    def worth(worker: WorkerRecord) -> int:
+        tokens = held.get(worker.worker_id, 0)
+        more = min(tokens // TOKENS_A_SESSION, max(worker.capacity // 4, 1))
+        return tokens if busy[worker.worker_id] <= least + more else 0
+
+    most = max(map(worth, workers), default=0)
+    return [worker for worker in workers if most and worth(worker) == most]
 
 
 def _room(worker: WorkerRecord, load: Mapping[str, int]) -> bool:

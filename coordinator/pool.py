@@ -10,11 +10,17 @@ drains has left the registry but still finishes its sessions.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.decode_link import DecodeLink
-from coordinator.placement import Trust, choose_draft_worker, choose_verify_worker
+from coordinator.placement import (
+    NONE_HELD,
+    Trust,
+    choose_draft_worker,
+    choose_verify_worker,
+)
+from coordinator.prefixes import PrefixLookup
 from coordinator.quarantine import Quarantine
 from outrider import logs
 from outrider.errors import (
@@ -48,6 +54,7 @@ class WorkerPool:
         model_fingerprint: str,
         tokenizer_fingerprint: str,
         trust: Trust | None = None,
+        prefixes: PrefixLookup | None = None,
         grace_s: float = 3.0,
     ) -> None:
         self.reachable = False
@@ -59,6 +66,7 @@ class WorkerPool:
         self._model_fingerprint = model_fingerprint
         self._tokenizer_fingerprint = tokenizer_fingerprint
         self._trust = trust or Trust()
+        self._prefixes = prefixes
         self._grace_s = grace_s
         self._seen: dict[tuple[Pool, str], _Seen] = {}
         self._changed = asyncio.Event()
@@ -95,15 +103,16 @@ class WorkerPool:
         """Whether no session is given to the draft worker now."""
         return self._quarantine.holds(draft_worker)
 
-    def choose_link(self, exclude: Collection[str] = ()) -> DecodeLink | None:
+    def choose_link(
+        self, exclude: Collection[str] = (), held: Mapping[str, int] = NONE_HELD
+    ) -> DecodeLink | None:
         """The link to the best verify worker for a new session; None when none is up.
 
         Raises:
             OverloadedError: all that are up are full, or in `exclude`.
         """
         load = {worker_id: link.sessions for worker_id, link in self.links.items()}
-        ready = [worker for worker in self.workers(Pool.VERIFY) if self._is_ready(worker)]
-        chosen = choose_verify_worker(ready, load, exclude=exclude)
+        chosen = choose_verify_worker(self._ready, load, exclude=exclude, held=held)
         return self.links[chosen.worker_id] if chosen else None
 
     async def wait_for_link(
@@ -113,20 +122,25 @@ class WorkerPool:
         exclude: Collection[str],
         give_up: Callable[[], bool],
         for_room: bool = False,
+        token_ids: Sequence[int] = (),
     ) -> DecodeLink | None:
         """Like `choose_link`, but waits for a verify worker; None once `give_up` says so.
 
-        `for_room` also waits while all are full.
+        `for_room` also waits while all are full. One that holds the KV of what `token_ids`
+        begin with is preferred.
 
         Raises:
             NoVerifyWorkerError: none came within `wait_s`.
             OverloadedError: all that are up are full, or in `exclude`.
         """
         deadline = time.monotonic() + wait_s
+        held = NONE_HELD
+        if self.reachable and self._prefixes is not None:
+            held = await self._prefixes.held_tokens(token_ids, self._ready)
         while not give_up():
             lacking: OutriderError | None = None
             try:
-                link = self.choose_link(exclude)
+                link = self.choose_link(exclude, held)
             except OverloadedError as error:
                 if not for_room:
                     raise
@@ -205,6 +219,10 @@ class WorkerPool:
             self._model_fingerprint = worker.model_fingerprint
             self._log.info("model found", fingerprint=worker.model_fingerprint)
         return worker.model_fingerprint == self._model_fingerprint
+
+    @property
+    def _ready(self) -> list[WorkerRecord]:
+        return [worker for worker in self.workers(Pool.VERIFY) if self._is_ready(worker)]
 
     def _is_ready(self, worker: WorkerRecord) -> bool:
         link = self.links.get(worker.worker_id)

@@ -53,7 +53,9 @@ def finished(
             reason=wire.FINISH_REASONS[reason],
             text=commit.flush(),
             usage=coordinator_pb2.Usage(
-                prompt_tokens=commit.limits.prompt_len, completion_tokens=len(commit.token_ids)
+                prompt_tokens=commit.limits.prompt_len,
+                completion_tokens=len(commit.token_ids),
+                cached_tokens=commit.cached_tokens,
             ),
             speculation=wire.figures_to_pb(commit.figures),
             timings=coordinator_pb2.GenerateTimings(

@@ -131,6 +131,7 @@ class RunningSession:
             exclude=self._refused,
             give_up=lambda: self._stopped is not None,
             for_room=running,
+            token_ids=self.journal.token_ids,
         )
         if link is None:
             return  # stopped; `run` sees it
@@ -256,6 +257,8 @@ class RunningSession:
                 # Tokens are missing, so nothing that follows can fit either.
                 await self.place()
             return []
+        if not self.commit.token_ids:
+            self.commit.cached_tokens = event.cached_tokens
         figures = self.commit.figures
         drafted, accepted = figures.draft_tokens, figures.accepted_tokens
         pieces = self.commit.commit(

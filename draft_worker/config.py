@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from outrider.config import setting
 from outrider.errors import ConfigError
 from outrider.logs import LEVELS
+from outrider.memory import parse_bytes
 
 DRAFTERS = ("ngram", "model")
 
@@ -25,8 +26,13 @@ class Settings:
     )
     ngram_max: int = setting(4, at_least=1, help="Longest n-gram to look up, in tokens.")
     ngram_min: int = setting(2, at_least=1, help="Shortest n-gram to look up, in tokens.")
+    tree_width: int = setting(
+        1,
+        at_least=1,
+        help="For --drafter model: tokens proposed for each place; above 1 drafts are trees.",
+    )
     max_sessions: int = setting(256, at_least=1, help="Sessions held at once; more are refused.")
-    kv_memory_mb: int = setting(512, at_least=1, help="Memory for the draft model's KV, in MiB.")
+    kv_memory: str = setting("512MiB", help="Memory for the draft model's KV, such as 512MiB.")
     prefill_chunk: int = setting(
         256, at_least=16, help="Prompt tokens to prefill between the proposals of other sessions."
     )
@@ -45,9 +51,12 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
+        parse_bytes(self.kv_memory)
         if self.drafter == "model" and not self.draft_model:
             raise ConfigError("--drafter model needs --draft-model PATH")
         if self.drafter != "model" and self.draft_model:
             raise ConfigError(f"--draft-model is of no use to --drafter {self.drafter}")
+        if self.drafter != "model" and self.tree_width > 1:
+            raise ConfigError(f"--tree-width is of no use to --drafter {self.drafter}")
         if self.ngram_min > self.ngram_max:
             raise ConfigError("--ngram-min is above --ngram-max")

@@ -6,8 +6,7 @@ from draft_worker.config import Settings
 from outrider.drafting.base import Drafter
 from outrider.drafting.ngram import NgramDrafter
 from outrider.errors import ConfigError
-
-MIB = 1024 * 1024
+from outrider.memory import format_bytes, parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,7 @@ def _model(settings: Settings) -> ChosenDrafter:
 
     from outrider.drafting.model import ModelDrafter
     from outrider.model.loading import load_model
+    from outrider.model.numerics import FAST, choose_numerics
     from outrider.model.paged import block_bytes
     from outrider.model.pairs import check_models
     from outrider.model.tokenizers import load_tokenizer, producible_ids
@@ -54,11 +54,11 @@ def _model(settings: Settings) -> ChosenDrafter:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     model = load_model(settings.draft_model)
-    total_blocks = settings.kv_memory_mb * MIB // block_bytes(model)
+    total_blocks = parse_bytes(settings.kv_memory) // block_bytes(model)
     if not total_blocks:
         raise ConfigError(
-            f"--kv-memory-mb {settings.kv_memory_mb} holds no block of "
-            f"{block_bytes(model) / MIB:.1f} MiB of {model.name}; give it more"
+            f"--kv-memory {settings.kv_memory} holds no block of "
+            f"{format_bytes(block_bytes(model))} of {model.name}; give it more"
         )
     own = producible_ids(tokenizer, model.vocab_size)
     drafter = ModelDrafter(
@@ -66,6 +66,8 @@ def _model(settings: Settings) -> ChosenDrafter:
         total_blocks=total_blocks,
         prefill_chunk=settings.prefill_chunk,
         token_count=min(own, pair.producible) if pair else own,
+        tree_width=settings.tree_width,
+        numerics=choose_numerics(FAST, model),
     )
     # A tokenizer that differs only in ids that never come out counts as the target's own.
     fingerprint = (pair.target if pair else tokenizer).fingerprint

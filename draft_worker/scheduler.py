@@ -140,7 +140,13 @@ class Scheduler:
                 "use another one or raise --max-sessions"
             )
         self._end(key)
-        law = DraftLaw(command.prompt_len, command.stop_ids, command.rule, command.q_top)
+        law = DraftLaw(
+            command.prompt_len,
+            command.stop_ids,
+            command.rule,
+            command.q_top,
+            command.max_nodes,
+        )
         self._drafter.open(_drafter_id(key), command.token_ids, command.sampling, law)
         self._sessions[key] = _Session(
             command.epoch, len(command.token_ids), self._begin_span(command)

@@ -100,7 +100,9 @@ class Transcript:
         figures, timings = SpeculationFigures(), GenerateTimings()
         if end is not None:
             reason = wire.FINISH_REASONS_FROM_PB.get(end.reason, FinishReason.ERROR)
-            usage = Usage(end.usage.prompt_tokens, end.usage.completion_tokens)
+            usage = Usage(
+                end.usage.prompt_tokens, end.usage.completion_tokens, end.usage.cached_tokens
+            )
             figures = wire.figures_from_pb(end.speculation)
             timings = GenerateTimings(
                 end.timings.first_token_us / MICROSECONDS, end.timings.total_us / MICROSECONDS

@@ -40,10 +40,14 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens that were read and written."""
+    """Tokens that were read and written.
+
+    `cached_tokens` of the prompt did not have to be computed: their KV was there already.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,10 @@ class SpeculationOptions:
 
 @dataclass(slots=True)
 class SpeculationFigures:
-    """Counts of one session or worker; bonus tokens and unverified drafts are not in them."""
+    """Counts of one session or worker; bonus tokens and unverified drafts are not in them.
+
+    Of a tree every node is a draft token, and `accepted_per_position` goes by depth.
+    """
 
     rounds: int = 0
     drafts: int = 0
@@ -185,6 +188,16 @@ class Draft:
     def is_chain(self) -> bool:
         """Whether each token continues the one before it."""
         return all(parent == i - 1 for i, parent in enumerate(self.parents))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """For each token how many tokens of the draft lead to it, itself included."""
+        if not self.parents:
+            return tuple(range(1, len(self.token_ids) + 1))
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return tuple(depths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +279,7 @@ class Progress(SessionMessage):
     """The tokens that one round committed after `base_len`.
 
     `origins` has one entry a token, and so has `logprobs` when they were asked for.
+    `cached_tokens` are those of the prompt that the worker did not have to compute.
     """
 
     base_len: int
@@ -274,6 +288,7 @@ class Progress(SessionMessage):
     draft_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     timings: Timings = Timings()
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +325,8 @@ class OpenDraft(SessionMessage):
 
     Under the rejection rule the drafter samples from its own distribution q and reports it:
     its best `q_top` tokens (0: all of them). `prompt_len` and `stop_ids` serve the penalties
-    and `min_tokens` of `sampling`.
+    and `min_tokens` of `sampling`. A draft may be a tree of up to `max_nodes` tokens; 0 asks
+    for chains.
     """
 
     token_ids: tuple[int, ...]
@@ -319,6 +335,7 @@ class OpenDraft(SessionMessage):
     stop_ids: frozenset[int] = frozenset()
     rule: AcceptanceRule = AcceptanceRule.COUPLED
     q_top: int = 0
+    max_nodes: int = 0
     draft_len: int = 0
     traceparent: str = ""
 
@@ -327,6 +344,7 @@ class OpenDraft(SessionMessage):
 class CommitDraft(SessionMessage):
     """The target committed `token_ids` after `base_len`; propose `draft_len` tokens after them.
 
+    Of a tree `draft_len` is the depth.
     `features` maps a layer to hidden states of shape [len(token_ids), hidden].
     """
 

@@ -7,7 +7,8 @@ from typing import Any
 from outrider import logs, rpc, service
 from outrider.errors import InternalError
 from outrider.pb.v1 import verify_pb2, verify_pb2_grpc
-from outrider.session.redis import connect
+from outrider.session.prefixes import Holder, PrefixDirectory, keep_published
+from outrider.session.redis import Redis, connect
 from outrider.session.registry import Pool, Registry, WorkerRecord, keep_announced
 from verify_worker import metrics
 from verify_worker.config import Settings
@@ -71,6 +72,7 @@ class VerifyWorker:
             announcer = asyncio.create_task(
                 keep_announced(Registry(redis), lambda: self._record(target, address), leaving)
             )
+            publisher = asyncio.create_task(self._publish_prefixes(redis, target, leaving))
             await server.set_serving(True)
             self._log.info("serving", address=address, model=target.name)
             died = asyncio.wrap_future(engine.finished)
@@ -85,6 +87,7 @@ class VerifyWorker:
                 await server.set_serving(False)
                 leaving.set()
                 await announcer
+                await publisher
                 await self._drain(engine, died)
                 streams.end_all()
                 await server.stop(_STREAM_GRACE_S)
@@ -92,6 +95,14 @@ class VerifyWorker:
                 await asyncio.to_thread(engine.stop)
             if died.done() and died.exception() is not None:
                 raise InternalError("the engine failed; the log has the traceback")
+
+    async def _publish_prefixes(self, redis: Redis, target: Target, stop: asyncio.Event) -> None:
+        """Tell coordinators what new sessions can go on from here, until `stop`."""
+        fingerprint = target.scheduler.prefixes.fingerprint
+        if fingerprint:
+            holder = Holder(self._identity.worker_id, self._identity.incarnation)
+            depths = target.scheduler.pool.depths
+            await keep_published(PrefixDirectory(redis), fingerprint, holder, depths, stop)
 
     async def _drain(self, engine: Engine, died: asyncio.Future[None]) -> None:
         """Wait for the sessions to finish, for as long as the settings allow."""
@@ -118,4 +129,5 @@ class VerifyWorker:
             sessions=len(target.scheduler.sessions),
             draining=self._identity.draining,
             context_len=target.context_len,
+            kv_fingerprint=target.scheduler.prefixes.fingerprint,
         )

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from outrider.config import setting
 from outrider.logs import LEVELS
+from outrider.memory import parse_bytes
+
+AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +23,27 @@ class Settings:
         choices=("fast", "invariant"),
         help="invariant: a session's logits have the same bits whatever shares its steps; slower.",
     )
+    forward: str = setting(
+        "lean",
+        choices=("lean", "module"),
+        help="lean: fused operators for the model families that have them; module: never.",
+    )
+    linears: str = setting(
+        "auto",
+        choices=("auto", "dense", "onednn", "mkl"),
+        help="How to multiply by weights; auto measures, and keeps those of a .gguf file packed.",
+    )
+    attention: str = setting(
+        "sdpa",
+        choices=("sdpa", "flex"),
+        help="Attention over pages: sequence by sequence, or in one kernel (CUDA).",
+    )
     device: str = setting("cpu", help="Where the model runs: cpu, cuda, cuda:1.")
     draft_len: int = setting(4, at_least=0, help="Draft length k of a round, in tokens.")
     max_draft_len: int = setting(16, at_least=1, help="Most draft tokens a request may ask for.")
+    max_tree_nodes: int = setting(
+        64, at_least=0, help="Most tokens of a draft that is a tree; 0 takes chains only."
+    )
     draft_wait_s: float = setting(
         0.0, at_least=0, help="Longest wait for a draft; 0 lets the measured step time decide."
     )
@@ -35,7 +56,19 @@ class Settings:
     step_tokens: int = setting(
         256, at_least=16, help="Rows of a step; prompts are prefilled in chunks that fit."
     )
-    kv_memory_mb: int = setting(1024, at_least=1, help="Memory for the target's KV, in MiB.")
+    prefill_slowdown: float = setting(
+        3.0,
+        at_least=1,
+        help="A step that also prefills takes at most so many times a step that does not.",
+    )
+    calibrate: bool = setting(True, help="Time a few steps at start, for up to 2 s.")
+    kv_memory: str = setting(
+        AUTO, help="Memory for the target's KV, such as 512MiB; auto: a share of what is free."
+    )
+    prefix_cache: bool = setting(
+        True,
+        help="Keep the KV of prompts and answers for sessions that begin with the same tokens.",
+    )
     threads: int = setting(0, at_least=0, help="Threads of torch; 0 leaves it to torch.")
     drain_timeout_s: float = setting(
         30.0, at_least=0, help="Seconds that sessions get to finish after SIGTERM."
@@ -49,3 +82,7 @@ class Settings:
     metrics_port: int = setting(
         0, at_least=0, at_most=65535, help="Port of the Prometheus page; 0 is none."
     )
+
+    def __post_init__(self) -> None:
+        if self.kv_memory != AUTO:
+            parse_bytes(self.kv_memory)

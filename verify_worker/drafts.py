@@ -4,23 +4,27 @@ A proposal is a hint from an untrusted peer: one that is stale, malformed or unk
 dropped and counted, and nothing else happens to the session.
 """
 
+import math
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from outrider.errors import InvalidRequestError, OutriderError, OverloadedError, UnavailableError
 from outrider.messages import (
     AssignDrafter,
     CloseDraft,
-    Draft,
     DrafterLost,
     DraftFailed,
     DraftWorkerRef,
     OpenDraft,
     Proposal,
-    SparseDistribution,
 )
 from verify_worker import policy
+from verify_worker.cost import StepShape
+from verify_worker.malformed import DraftShape, fault_of
 from verify_worker.state import (
     Counters,
+    Late,
     LeaveDrafter,
     Output,
     Session,
@@ -28,29 +32,44 @@ from verify_worker.state import (
     ToDrafter,
     Want,
 )
+from verify_worker.waiting import Awaited, Latency, best_wait_s, due_s
 
 # Malformed proposals after which a draft worker is left alone.
 MALFORMED_TO_QUARANTINE = 3
+# What one more proposal says about how long they wait for their step.
+LAG_SHARE = 1 / 16
 # Times that a session is opened again at a draft worker that has lost it.
 MAX_REOPENINGS = 3
+
+
+@dataclass(slots=True)
+class DraftWorker:
+    """What was measured of one draft worker, over all its sessions."""
+
+    punctuality: policy.Punctuality = field(default_factory=policy.Punctuality)
+    latency: Latency = field(default_factory=Latency)
+    expectation: policy.Expectation = field(default_factory=policy.Expectation)
 
 
 class Drafts:
     """Proposals and draft workers of the sessions that the scheduler holds."""
 
     def __init__(
-        self, sessions: dict[str, Session], counters: Counters, vocab_size: int, q_top: int
+        self, sessions: dict[str, Session], counters: Counters, shape: DraftShape, q_top: int
     ) -> None:
         self._q_top = q_top
         self._sessions = sessions
         self._counters = counters
-        self._vocab_size = vocab_size
+        self._shape = shape
         self._malformed: dict[str, int] = {}
-        self._punctuality: defaultdict[str, policy.Punctuality] = defaultdict(policy.Punctuality)
+        # How long a proposal that has come waits for its step, which others may be in or hold.
+        self._lag_s = 0.0
+        self.workers: defaultdict[str, DraftWorker] = defaultdict(DraftWorker)
 
     def open(self, session: Session) -> list[Output]:
         """Begin, or begin again, at the session's draft worker."""
-        self.want(session, 0, 0.0, 0.0)
+        _ask_nothing(session)
+        session.late = None
         if session.drafter is None:
             return []
         command = OpenDraft(
@@ -62,6 +81,7 @@ class Drafts:
             stop_ids=session.endings.stop_ids,
             rule=session.rule,
             q_top=self._q_top,
+            max_nodes=self._shape.max_nodes,
             traceparent=session.traceparent,
         )
         return [ToDrafter(session.drafter, command)]
@@ -77,55 +97,147 @@ class Drafts:
             outputs.append(ToDrafter(session.drafter, close))
         session.drafter = session.may_use(command.drafter)
         session.patience = policy.Patience()
-        session.resume_at_len = session.reopened = 0
+        session.expectation = policy.Expectation()
+        session.resume_at_len = session.look_at_len = session.reopened = 0
         return outputs + self.open(session)
 
-    def may_ask(self, drafter: DraftWorkerRef, now_s: float, wait_s: float) -> bool:
-        """Whether the draft worker is worth such a wait now; True is a promise to ask."""
-        return self._punctuality[drafter.worker_id].may_ask(now_s, wait_s)
+    def ask(
+        self, session: Session, stakes: policy.Stakes, now_s: float, fixed_wait_s: float
+    ) -> int:
+        """Decide whether the session asks and how long it waits; the tokens to ask for.
 
-    def want(self, session: Session, draft_len: int, now_s: float, wait_s: float) -> None:
-        """Note that `draft_len` tokens were asked for; 0 asks for nothing."""
-        session.draft = session.want = session.asked_at_s = None
-        if draft_len:
-            session.want = Want(len(session.tokens), draft_len, now_s + wait_s)
-            session.asked_at_s = now_s
+        Where a wait does not pay, one proposal is asked for now and then without waiting: it
+        comes too late, and shows whether it would have paid. `fixed_wait_s` above 0 is waited
+        whatever was measured.
+        """
+        _ask_nothing(session)
+        session.ready_at_s = now_s
+        length = len(session.tokens)
+        if session.drafter is None or not stakes.draft_len or length < session.resume_at_len:
+            return 0
+        worker = self.workers[session.drafter.worker_id]
+        wait_s = fixed_wait_s or self._wait_s(session, worker, stakes)
+        if not wait_s and length < session.look_at_len:
+            return 0
+        if not worker.punctuality.may_ask(now_s, stakes.limit_s):
+            return 0
+        if not wait_s:
+            session.look_at_len = length + session.patience.pause()
+        session.want = Want(length, stakes.draft_len, now_s + wait_s)
+        session.asked_at_s, session.asked_len = now_s, stakes.draft_len
+        return stakes.draft_len
+
+    def _wait_s(self, session: Session, worker: DraftWorker, stakes: policy.Stakes) -> float:
+        """The wait that pays most; where nothing is known, what a fair draft would save."""
+        if not worker.latency.seconds:
+            return max(stakes.gain_s(policy.FIRST_SHARE), 0.0)
+        # A session says most about itself; the worker's other sessions speak for a new one.
+        share = session.expectation.share(worker.expectation.share())
+        gain_s = stakes.gain_s(share) - self._lag_s
+        return best_wait_s(worker.latency.seconds, gain_s, stakes.limit_s)
+
+    def awaited(self, waits: Sequence[Session], now_s: float) -> list[Awaited]:
+        """Those of the waiting sessions whose proposals can be expected, and when."""
+        found: list[Awaited] = []
+        for session in waits:
+            want, asked_at_s = session.want, session.asked_at_s
+            if want is None or asked_at_s is None or session.drafter is None:
+                continue
+            seconds = self.workers[session.drafter.worker_id].latency.seconds
+            wait_s = want.wait_until_s - asked_at_s
+            due = due_s(seconds, now_s - asked_at_s, wait_s)
+            usual = due_s(seconds, 0.0, wait_s)
+            if due is not None and usual is not None:
+                shape = StepShape.of(1 + want.draft_len, len(session.tokens) + want.draft_len)
+                found.append(Awaited(asked_at_s + due, usual, shape))
+        return found
 
     def note_step(
-        self, session: Session, began_s: float, *, saved_s: float, longest_wait_s: float
+        self, session: Session, began_s: float, *, accepted: int, stakes: policy.Stakes
     ) -> None:
         """The session takes a step, with a draft or without the one that it wanted.
 
-        `saved_s` is what the accepted tokens would have cost plainly.
+        `accepted` tokens of the draft came out.
         """
-        if session.asked_at_s is not None:
-            if session.want is not None and session.drafter is not None:
-                self._counters.missed_proposals += 1
-                punctuality = self._punctuality[session.drafter.worker_id]
-                punctuality.note_missed(session.asked_at_s, began_s)
-            waited_s = max(began_s - session.asked_at_s, 0.0)
-            pause = session.patience.note(waited_s, saved_s, longest_wait_s)
+        if session.asked_at_s is None:
+            return
+        waited_s = max(began_s - session.asked_at_s, 0.0)
+        want = session.want
+        if want is not None and session.drafter is not None:
+            self._counters.missed_proposals += 1
+            worker = self.workers[session.drafter.worker_id]
+            worker.punctuality.note_missed(session.asked_at_s, began_s)
+            sample = worker.latency.note(math.inf)
+            self._lag_s -= LAG_SHARE * self._lag_s  # else a long one would never be seen again
+            session.late = Late(want.base_len, want.draft_len, session.asked_at_s, sample)
+        else:
+            self._lag_s += LAG_SHARE * (max(began_s - session.ready_at_s, 0.0) - self._lag_s)
+            self._expect(session, accepted, session.asked_len)
+        if want is None or want.wait_until_s > session.asked_at_s:
+            saved_s = stakes.gain_s(accepted / session.asked_len) if want is None else 0.0
+            pause = session.patience.note(waited_s, saved_s, stakes.limit_s)
             session.resume_at_len = len(session.tokens) + pause if pause else 0
-        self.want(session, 0, 0.0, 0.0)
+        _ask_nothing(session)
 
-    def receive(self, worker_id: str, proposal: Proposal) -> list[Output]:
-        """Keep a proposal that fits, drop any other."""
+    def note_committed(self, session: Session) -> None:
+        """See what a draft that came too late would have been worth, once that can be seen."""
+        late = session.late
+        if late is None or not late.token_ids:
+            return
+        said = session.tokens[late.base_len : late.base_len + len(late.token_ids)]
+        right = 0
+        while right < len(said) and said[right] == late.token_ids[right]:
+            right += 1
+        if right < len(said) or right == len(late.token_ids):
+            self._expect(session, right, late.draft_len)
+            session.late = None
+
+    def _expect(self, session: Session, accepted: int, draft_len: int) -> None:
+        session.expectation.note(accepted, draft_len)
+        if session.drafter is not None:
+            worker = self.workers[session.drafter.worker_id]
+            worker.expectation.note(accepted, draft_len)
+
+    def _note_late(self, session: Session, proposal: Proposal, now_s: float) -> None:
+        """A proposal that was missed has come: remember how long it took and what it says."""
+        late = session.late
+        if late is None or session.drafter is None or proposal.base_len != late.base_len:
+            return
+        worker = self.workers[session.drafter.worker_id]
+        worker.latency.correct(late.sample, now_s - late.asked_at_s)
+        _note_answer(worker)
+        if not proposal.draft.token_ids:
+            self._expect(session, 0, late.draft_len)
+        if not proposal.draft.token_ids or not proposal.draft.is_chain:
+            session.late = None
+            return
+        late.token_ids = proposal.draft.token_ids[: late.draft_len]
+        self.note_committed(session)
+
+    def receive(self, worker_id: str, proposal: Proposal, now_s: float) -> list[Output]:
+        """Keep a proposal that fits, drop any other; it came at `now_s`."""
         session = self._sessions.get(proposal.session_id)
-        want = session.want if session is not None else None
         if (
             session is None
-            or want is None
             or session.drafter is None
             or session.drafter.worker_id != worker_id
             or proposal.epoch != session.epoch
-            or proposal.base_len != want.base_len
         ):
             self._counters.stale_proposals += 1
             return []
+        want = session.want
+        if want is None or proposal.base_len != want.base_len:
+            self._counters.stale_proposals += 1
+            self._note_late(session, proposal, now_s)
+            return []
         # Whatever it is, nothing better will come: no more waiting.
         session.want = None
-        self._punctuality[worker_id].note_in_time()
-        fault = self._fault(proposal.draft, want)
+        session.ready_at_s = now_s
+        worker = self.workers[worker_id]
+        if session.asked_at_s is not None:
+            worker.latency.note(now_s - session.asked_at_s)
+        _note_answer(worker)
+        fault = fault_of(proposal.draft, want.draft_len, session.rule, self._shape)
         if fault:
             return self.malformed(worker_id, fault)
         session.reopened = 0
@@ -167,7 +279,7 @@ class Drafts:
     def lose(self, worker_id: str, error: OutriderError | None = None) -> list[Output]:
         """A draft worker is gone: its sessions go on plainly and would take another."""
         reason = error or UnavailableError(f"draft worker {worker_id} is gone")
-        self._punctuality.pop(worker_id, None)
+        self.workers.pop(worker_id, None)
         return [
             self._drop(session, session.drafter, reason)
             for session in self._sessions.values()
@@ -175,7 +287,7 @@ class Drafts:
         ]
 
     def _drop(self, session: Session, drafter: DraftWorkerRef, error: OutriderError) -> Output:
-        session.drafter = None
+        session.drafter = session.late = None
         session.draft = None
         session.want = None
         lost = DrafterLost(
@@ -186,23 +298,11 @@ class Drafts:
         )
         return ToCoordinator(session.owner, lost)
 
-    def _fault(self, draft: Draft, want: Want) -> str:
-        """What is wrong with a draft; empty when nothing is."""
-        if len(draft.token_ids) > want.draft_len:
-            return f"{len(draft.token_ids)} tokens where {want.draft_len} were asked for"
-        strange = [t for t in draft.token_ids if not 0 <= t < self._vocab_size]
-        if strange:
-            return f"token id {strange[0]} outside the vocabulary of {self._vocab_size}"
-        if not draft.is_chain:
-            return "a tree, which this worker does not verify"
-        return next(filter(None, map(self._fault_of_q, draft.token_ids, draft.q)), "")
 
-    def _fault_of_q(self, token: int, q: SparseDistribution) -> str:
-        """What is wrong with the distribution that a token was sampled from."""
-        if len(set(q.token_ids)) != len(q.token_ids):
-            return "a distribution that names a token twice"
-        if any(not 0 <= other < self._vocab_size for other in q.token_ids):
-            return f"a distribution with an id outside the vocabulary of {self._vocab_size}"
-        if dict(zip(q.token_ids, q.weights, strict=True)).get(token, 0) <= 0:
-            return f"token {token}, which its own distribution can't give"
-        return ""
+def _ask_nothing(session: Session) -> None:
+    session.draft = session.want = session.asked_at_s = None
+
+
+def _note_answer(worker: DraftWorker) -> None:
+    if worker.punctuality.note_answer():
+        worker.latency.forget_missing()

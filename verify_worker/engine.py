@@ -101,7 +101,7 @@ class Engine:
         self._publish = publish
         self._spans = spans
         self._clock = clock
-        self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[float, Message | None]] = queue.SimpleQueue()
         self._drains: list[Future[None]] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -111,7 +111,8 @@ class Engine:
 
     def post(self, message: Message) -> None:
         """Give the engine a message; from any thread, never blocks."""
-        self._inbox.put(message)
+        # What comes during a step is handled after it, and came when it came.
+        self._inbox.put((self._clock(), message))
 
     def drained(self) -> Future[None]:
         """Done once no session is left."""
@@ -121,7 +122,7 @@ class Engine:
 
     def stop(self) -> None:
         """End the thread after the running step and wait for it."""
-        self._inbox.put(None)
+        self._inbox.put((self._clock(), None))
         self._thread.join()
 
     def _run(self) -> None:
@@ -136,10 +137,11 @@ class Engine:
     def _loop(self) -> None:
         plan: Plan | None = None
         while True:
-            messages = self._take(wait=plan is None)
-            if None in messages:
-                return
-            outputs = [out for message in messages if message for out in self._handle(message)]
+            outputs: list[Output] = []
+            for came_at_s, message in self._take(wait=plan is None):
+                if message is None:
+                    return
+                outputs += self._handle(message, came_at_s)
             plan = self.scheduler.plan(self._clock())
             if plan is not None:
                 outputs.extend(self._step(plan))
@@ -149,12 +151,15 @@ class Engine:
                 self._spans.observe(outputs)
                 self._publish(outputs)
 
-    def _take(self, *, wait: bool) -> list[Message | None]:
+    def _take(self, *, wait: bool) -> list[tuple[float, Message | None]]:
         """All messages that are there; with `wait`, until there is one or a session wakes."""
-        taken: list[Message | None] = []
-        wake_at = self.scheduler.wake_at_s()
-        # A session can be due and still have to wait for blocks: no spinning meanwhile.
-        timeout = None if wake_at is None else max(wake_at - self._clock(), _LEAST_WAIT_S)
+        taken: list[tuple[float, Message | None]] = []
+        timeout = None
+        if wait:
+            now_s = self._clock()
+            wake_at = self.scheduler.wake_at_s(now_s)
+            # A session can be due and still have to wait for blocks: no spinning meanwhile.
+            timeout = None if wake_at is None else max(wake_at - now_s, _LEAST_WAIT_S)
         try:
             taken.append(self._inbox.get(block=wait, timeout=timeout))
             while True:
@@ -172,7 +177,7 @@ class Engine:
             outcome = Outcome((failure,) * len(plan.work), 0.0)
         return self.scheduler.apply(plan, outcome, self._clock())
 
-    def _handle(self, message: Message) -> list[Output]:
+    def _handle(self, message: Message, came_at_s: float) -> list[Output]:
         scheduler = self.scheduler
         match message:
             case FromCoordinator(owner, StartSession() as command):
@@ -185,7 +190,7 @@ class Engine:
             case OwnerGone(owner):
                 return scheduler.close_owner(owner)
             case FromDrafter(worker_id, Proposal() as proposal):
-                return scheduler.drafts.receive(worker_id, proposal)
+                return scheduler.drafts.receive(worker_id, proposal, came_at_s)
             case FromDrafter(worker_id, DraftFailed() as failure):
                 return scheduler.drafts.failed(worker_id, failure)
             case FromDrafter(worker_id, OutriderError() as fault):

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from outrider import telemetry
+from verify_worker.calibration import STATED_ROWS
+from verify_worker.cost import StepShape
 from verify_worker.scheduler import Scheduler
 
 
@@ -26,6 +28,10 @@ def export(scheduler: Scheduler, max_draft_len: int) -> None:
             count = counts[position] if position < len(counts) else 0
             yield Observation(count, {"position": position})
 
+    def step_cost(_: CallbackOptions) -> Iterable[Observation]:
+        for rows in STATED_ROWS:
+            yield Observation(scheduler.cost.seconds(StepShape.of(rows)), {"rows": rows})
+
     totals: dict[str, Callable[[], float]] = {
         "outrider_spec_decode_num_drafts": lambda: counters.speculation.drafts,
         "outrider_spec_decode_num_draft_tokens": lambda: counters.speculation.draft_tokens,
@@ -38,6 +44,9 @@ def export(scheduler: Scheduler, max_draft_len: int) -> None:
         "outrider_malformed_proposals": lambda: counters.malformed_proposals,
         "outrider_missed_proposals": lambda: counters.missed_proposals,
         "outrider_preemptions": lambda: counters.preemptions,
+        "outrider_prefix_cache_queries": lambda: counters.prefix_queries,
+        "outrider_prefix_cache_hits": lambda: counters.prefix_hits,
+        "outrider_prefix_cache_evictions": lambda: scheduler.pool.evictions,
         "outrider_failed_sessions": lambda: counters.failed_sessions,
     }
     for name, read in totals.items():
@@ -47,9 +56,11 @@ def export(scheduler: Scheduler, max_draft_len: int) -> None:
     )
     gauges: dict[str, Callable[[], float]] = {
         "outrider_kv_blocks_free": lambda: scheduler.pool.free,
+        "outrider_kv_blocks_cached": lambda: scheduler.pool.cached,
         "outrider_kv_blocks_total": lambda: scheduler.pool.total,
         "outrider_sessions_running": lambda: scheduler.running,
         "outrider_sessions_waiting": lambda: len(scheduler.sessions) - scheduler.running,
     }
     for name, read in gauges.items():
         meter.create_observable_gauge(name, [reading(read)])
+    meter.create_observable_gauge("outrider_step_cost_seconds", [step_cost])

@@ -1,16 +1,19 @@
-"""How far to draft, how long to wait for a draft, and when to do without: pure functions.
+"""How far to draft, what a draft is worth, and when to do without; prefill beside decoding.
 
 Waiting for a proposal of k tokens can save at most k plain steps, so a session never waits
-longer than k times the measured time of a step. A session that keeps losing time to drafts,
-because they come too late or are not worth their wait, stops asking and tries again after a
-while that doubles each time. A draft worker that lets the wants of its sessions pass, one
-after the other, is left alone by all of them for a while, and then asked once.
+longer than k times the time of a step; how much of that is worth it is decided in
+`verify_worker.waiting`. A session that keeps losing time to drafts nevertheless stops asking
+and tries again after a while that doubles each time. A draft worker that lets the wants of
+its sessions pass, one after the other, is left alone by all of them for a while, and then
+asked once.
 """
 
 import math
 from dataclasses import dataclass
 
 from outrider.messages import SpeculationOptions
+from outrider.model.blocks import BLOCK_TOKENS
+from verify_worker.cost import CostModel, StepShape
 
 # What a session may lose to drafts, in longest waits, before it does without, and the tokens
 # that it then decodes plainly; the pause doubles each time until the loss is made good.
@@ -23,29 +26,86 @@ MISSES_TO_REST = 3
 FIRST_REST_S = 1.0
 LONGEST_REST_S = 30.0
 REST_WAITS = 10
-# What a step is taken to cost before the first ran.
-INITIAL_STEP_S = 0.5
-_SMOOTHING = 0.1
+# What is expected of a drafter of which nothing is known, as a share of the draft's tokens;
+# how many drafts that expectation counts for, and over about how many is averaged.
+FIRST_SHARE = 0.5
+DRAFTS_EXPECTED = 2
+DRAFTS_REMEMBERED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Stakes:
+    """What a session can win and lose with a draft of `draft_len` tokens in this batch.
+
+    `plain_s` is a step without drafts, which is what a plain token costs; `drafted_s` is the
+    same step with such a draft for everyone in it.
+    """
+
+    draft_len: int
+    plain_s: float
+    drafted_s: float
+
+    @property
+    def limit_s(self) -> float:
+        """The longest wait that could ever pay: every token is accepted."""
+        return self.draft_len * self.plain_s
+
+    def gain_s(self, share: float) -> float:
+        """What a draft saves when `share` of it is accepted; negative where rows are dear."""
+        return share * self.limit_s - (self.drafted_s - self.plain_s)
+
+
+def stakes(decoding: StepShape, draft_len: int, cost: CostModel) -> Stakes:
+    """The stakes in a batch of the sessions `decoding`, one row each."""
+    drafted = StepShape(
+        decoding.rows + decoding.sessions * draft_len,
+        decoding.sessions,
+        decoding.context,
+        decoding.pairs + draft_len * decoding.context,
+    )
+    return Stakes(draft_len, cost.seconds(decoding), cost.seconds(drafted))
 
 
 @dataclass(slots=True)
-class StepClock:
-    """A running estimate of the seconds that a decoding step takes."""
+class Expectation:
+    """The share of a draft's tokens that is accepted, as far as it is known."""
 
-    step_s: float = INITIAL_STEP_S
-    measured: bool = False
+    drafts: int = 0
+    share_seen: float = 0.0
 
-    def observe(self, seconds: float, *, decoding: bool) -> None:
-        """Count one step; one with prefill in it only says what a decoding step costs at most."""
-        if seconds <= 0:  # it failed
-            return
-        if not decoding:
-            if not self.measured:
-                self.step_s = min(self.step_s, seconds)
-            return
-        if not self.measured:
-            self.step_s, self.measured = seconds, True
-        self.step_s += _SMOOTHING * (seconds - self.step_s)
+    def note(self, accepted: int, draft_len: int) -> None:
+        """Count a draft for which `draft_len` tokens were asked for; an empty one has 0."""
+        self.drafts += 1
+        weight = 1 / min(self.drafts, DRAFTS_REMEMBERED)
+        self.share_seen += weight * (accepted / draft_len - self.share_seen)
+
+    def share(self, prior: float = FIRST_SHARE) -> float:
+        """What to expect, given what is expected of others."""
+        weight = self.drafts / (self.drafts + DRAFTS_EXPECTED)
+        return prior + weight * (self.share_seen - prior)
+
+
+def chunk_rows(
+    decoding: StepShape, context: int, cost: CostModel, step_tokens: int, most_times: float
+) -> int:
+    """Rows of prefill that share a step with the sessions `decoding`; all when there is none.
+
+    The step takes at most `most_times` as long as without them, but a prefill always gets a
+    block. `context` is how far the prompt that comes first has been read.
+    """
+    room = step_tokens - decoding.rows
+    if not decoding.sessions:
+        return room
+    longest_s = most_times * cost.seconds(decoding)
+    fitting, above = 1, max(room // BLOCK_TOKENS, 1) + 1
+    while above - fitting > 1:
+        middle = (fitting + above) // 2
+        rows = middle * BLOCK_TOKENS
+        if cost.seconds(decoding + StepShape.of(rows, context + rows)) <= longest_s:
+            fitting = middle
+        else:
+            above = middle
+    return fitting * BLOCK_TOKENS
 
 
 def draft_len(options: SpeculationOptions, default: int, remaining: int, limit: int) -> int:
@@ -58,11 +118,6 @@ def draft_len(options: SpeculationOptions, default: int, remaining: int, limit: 
         return 0
     wanted = options.draft_len or default
     return max(min(wanted, limit, remaining - 1), 0)
-
-
-def wait_s(draft_tokens: int, step_s: float, fixed_s: float) -> float:
-    """How long a session waits for `draft_tokens`; `fixed_s` above 0 overrules the estimate."""
-    return fixed_s if fixed_s > 0 else draft_tokens * step_s
 
 
 @dataclass(slots=True)
@@ -85,8 +140,12 @@ class Patience:
             return 0
         # The next loss pauses again; the next gain is a step back to full trust.
         self.lost_s = limit_s
+        return self.pause()
+
+    def pause(self) -> int:
+        """The tokens until the next try; twice as many each time, until something is saved."""
         self.pauses += 1
-        return int(min(FIRST_PAUSE_TOKENS * 2 ** (self.pauses - 1), LONGEST_PAUSE_TOKENS))
+        return int(min(FIRST_PAUSE_TOKENS * 2 ** min(self.pauses - 1, 10), LONGEST_PAUSE_TOKENS))
 
 
 @dataclass(slots=True)
@@ -119,9 +178,11 @@ class Punctuality:
         if self.missed == MISSES_TO_REST:
             self._rest(now_s, now_s - asked_at_s)
 
-    def note_in_time(self) -> None:
-        """An answer came in time."""
+    def note_answer(self) -> bool:
+        """An answer came; True when it ends a rest."""
+        rested = self.rests > 0
         self.missed = self.rests = 0
+        return rested
 
     def _rest(self, now_s: float, wait_s: float) -> None:
         rest_s = min(FIRST_REST_S * 2 ** min(self.rests, 10), LONGEST_REST_S)

@@ -17,13 +17,8 @@ from outrider.errors import (
 )
 from outrider.messages import AcceptanceRule
 from outrider.model.paged import PagedModel, Segment
-from outrider.sampling.acceptance import Verdict, verify_chain
-from outrider.sampling.coupled import (
-    dead_rows,
-    processed_scores,
-    target_tokens,
-    unusable_rows,
-)
+from outrider.sampling.acceptance import TargetTokens, Verdict, verify_tree
+from outrider.sampling.coupled import Targets, TargetsFrom, processed_scores, unusable_rows
 from outrider.sampling.logprobs import token_logprobs
 from outrider.sampling.rejection import KeyedChance, dense, one_hot, verify_rejection
 from outrider.sampling.rows import Row
@@ -61,81 +56,100 @@ class Runner:
     def _run(self, work: Sequence[Work]) -> list[Result]:
         rows_of = [_rows(w) if w.decides else [] for w in work]
         segments = [
-            Segment(w.token_ids, w.session.table, len(rows))
+            Segment(w.token_ids, w.session.table, len(rows), w.parents)
             for w, rows in zip(work, rows_of, strict=True)
         ]
         logits = self._model.forward(segments)[:, : self._token_count]
         rows = [row for of_one in rows_of for row in of_one]
-        targets = target_tokens(logits, rows) if rows else []
-        dead = dead_rows(logits, rows) if rows else []
+        targets = Targets(logits, rows)
         results: list[Result] = []
         begin = 0
         for w, of_one in zip(work, rows_of, strict=True):
             end = begin + len(of_one)
-            if not w.decides:
-                results.append(None)
-            else:
-                first_dead = min((row - begin for row in dead if begin <= row < end), default=None)
-                results.append(
-                    _decide(w, of_one, logits[begin:end], targets[begin:end], first_dead)
-                )
+            own = TargetsFrom(targets, begin)
+            results.append(_decide(w, of_one, logits[begin:end], own) if w.decides else None)
             begin = end
+        # In a tree what was accepted lies apart; in a chain it is in its place already.
+        self._model.keep_paths(
+            [
+                (w.session.table, _kept_rows(w, result.verdict))
+                for w, result in zip(work, results, strict=True)
+                if isinstance(result, Decided) and w.parents
+            ]
+        )
         return results
 
 
 def _rows(work: Work) -> list[Row]:
-    """The rows that decide: after the last committed token and after each draft token."""
+    """The rows that decide: after the last committed token and after each draft token.
+
+    Each sees the tokens that lead to it, in a tree those of its own path.
+    """
     session, draft = work.session, work.draft.token_ids
+    paths: list[tuple[int, ...]] = [()]
+    for node, parent in enumerate(work.parents or range(-1, len(draft) - 1)):
+        paths.append((*paths[parent + 1], draft[node]))
     return [
         Row(
             session.sampling,
             session.tokens,
-            draft[:drafted],
+            path,
             session.prompt_len,
             session.endings.stop_ids,
         )
-        for drafted in range(len(draft) + 1)
+        for path in paths
     ]
 
 
-def _decide(
-    work: Work,
-    rows: list[Row],
-    logits: torch.Tensor,
-    targets: list[int],
-    first_dead: int | None,
-) -> Result:
-    """The verdict on one session's draft and what goes with it; logits are [k + 1, V].
+def _kept_rows(work: Work, verdict: Verdict) -> list[int]:
+    """The rows of a segment whose tokens are committed, in the order of the text."""
+    first = work.committed_rows
+    return [*range(first), *(first + node for node in verdict.path)]
 
-    A row that decides nothing (the first is `first_dead`) matters only when it is reached: one
-    that only a rejected draft leads to is no fault of the session's.
+
+def _decide(work: Work, rows: list[Row], logits: torch.Tensor, targets: TargetTokens) -> Result:
+    """The verdict on one session's draft and what goes with it; logits are [n + 1, V].
+
+    A row that decides nothing matters only when it is reached: one that only a rejected draft
+    leads to is no fault of the session's.
     """
-    alive = len(rows) if first_dead is None else first_dead
+    draft = work.draft.token_ids
     if work.session.rule is AcceptanceRule.REJECTION:
-        verdict = _verify_rejection(work, rows, logits)
-        if verdict.accepted >= alive:
-            return _dead_end(work, logits[alive], alive)
-    elif alive:
-        # Up to there the target's tokens are what they are; the next step starts at its end.
-        verdict = verify_chain(work.draft.token_ids[: alive - 1], targets[:alive])
-    else:
+        verdict, dead = _verify_rejection(work, rows, logits)
+        first_dead = min(dead, default=len(rows))
+        if verdict.accepted >= first_dead:
+            return _dead_end(work, logits[first_dead], first_dead)
+    elif targets[0] is None:
         return _dead_end(work, logits[0], 0)
+    else:
+        parents = work.parents or range(-1, len(draft) - 1)
+        verdict = verify_tree(draft, parents, targets)
     options = work.session.logprobs
     if options is None:
         return Decided(verdict)
-    kept = len(verdict.token_ids)
-    return Decided(verdict, token_logprobs(logits[:kept], rows[:kept], verdict.token_ids, options))
+    deciding = [0, *(node + 1 for node in verdict.path)]
+    return Decided(
+        verdict,
+        token_logprobs(
+            logits[deciding], [rows[row] for row in deciding], verdict.token_ids, options
+        ),
+    )
 
 
-def _verify_rejection(work: Work, rows: list[Row], logits: torch.Tensor) -> Verdict:
+def _verify_rejection(
+    work: Work, rows: list[Row], logits: torch.Tensor
+) -> tuple[Verdict, set[int]]:
+    """The verdict, and the rows that decide nothing."""
     draft, vocab_size = work.draft, logits.shape[1]
-    p = processed_scores(logits, rows).softmax(-1)
+    scores = processed_scores(logits, rows)
+    dead = {*unusable_rows(logits), *unusable_rows(scores)}
+    p = scores.softmax(-1)
     # A draft without q comes from a drafter that proposes one certain token.
     q = [dense(entry, vocab_size) for entry in draft.q] or [
         one_hot(token, vocab_size) for token in draft.token_ids
     ]
     chance = KeyedChance(work.session.sampling.seed)
-    return verify_rejection(draft.token_ids, q, p, rows[0].position, chance)
+    return verify_rejection(draft.token_ids, q, p, rows[0].position, chance), dead
 
 
 def _dead_end(work: Work, logits: torch.Tensor, drafted: int) -> OutriderError:

@@ -5,11 +5,13 @@
     outcome = runner.run(plan)                 # the forward pass
     outputs = scheduler.apply(plan, outcome, now)
 
+`plan` gives nothing also while it pays to hold the step for drafts that are about to come.
 A session's tokens change only in `apply`, after the forward pass succeeded; a failed one
 leaves nothing to undo. Time is seconds on any monotonic clock.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from outrider.errors import FencedError, InvalidRequestError, OutriderError
 from outrider.messages import (
@@ -25,9 +27,12 @@ from outrider.messages import (
 )
 from outrider.model.blocks import BLOCK_TOKENS, BlockPool
 from outrider.sampling.endings import first_ending
-from verify_worker import policy
+from verify_worker import policy, waiting
 from verify_worker.batch import form_batch
+from verify_worker.cost import CostModel, StepShape
 from verify_worker.drafts import Drafts
+from verify_worker.malformed import DraftShape
+from verify_worker.prefix_cache import PrefixCache
 from verify_worker.state import (
     Counters,
     Decided,
@@ -45,31 +50,49 @@ from verify_worker.state import (
 class Limits:
     """What the scheduler may do.
 
-    `step_tokens` bounds the rows of a step, prefill chunks included. `draft_wait_s` 0 lets
-    the measured step time decide how long a draft is waited for. `q_top` is how many tokens a
-    drafter's distribution may have under the rejection rule; 0 is all.
+    `step_tokens` bounds the rows of a step, prefill chunks included; a step that prefills
+    beside decoding sessions takes at most `prefill_slowdown` times as long as without.
+    `draft_wait_s` 0 lets measurements decide how long a draft is waited for. `q_top` is how
+    many tokens a drafter's distribution may have under the rejection rule; 0 is all.
     """
 
     context_len: int
     vocab_size: int
     max_sessions: int = 64
     step_tokens: int = 256
+    prefill_slowdown: float = 3.0
     draft_len: int = 4
     max_draft_len: int = 16
+    max_tree_nodes: int = 64
     draft_wait_s: float = 0.0
     q_top: int = 64
 
 
 class Scheduler:
-    """The sessions of a verify worker, oldest first."""
+    """The sessions of a verify worker, oldest first.
 
-    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+    `cost` is learned from every step. `gather` decides whether a step waits for drafts.
+    `kv_fingerprint` (`outrider.model.prefix`) turns the prefix cache on.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        limits: Limits,
+        cost: CostModel | None = None,
+        gather: waiting.Gather = waiting.hold_until_s,
+        kv_fingerprint: str = "",
+    ) -> None:
+        self.cost = cost or CostModel()
         self.sessions: dict[str, Session] = {}
         self.counters = Counters()
-        self.drafts = Drafts(self.sessions, self.counters, limits.vocab_size, limits.q_top)
+        shape = DraftShape(limits.vocab_size, limits.max_tree_nodes)
+        self.drafts = Drafts(self.sessions, self.counters, shape, limits.q_top)
         self.pool = pool
+        self.prefixes = PrefixCache(pool, self.counters, kv_fingerprint)
         self._limits = limits
-        self._clock = policy.StepClock()
+        self._gather = gather
+        self._stepped_at_s = 0.0
 
     @property
     def running(self) -> int:
@@ -109,6 +132,7 @@ class Scheduler:
                 session_id=session.session_id, epoch=session.epoch, reason=FinishReason.LENGTH
             )
             return [*outputs, ToCoordinator(owner, ended)]
+        self.prefixes.note_tokens(session)
         self.sessions[session.session_id] = session
         return [*outputs, *self.drafts.open(session)]
 
@@ -127,23 +151,28 @@ class Scheduler:
     # --- the step ------------------------------------------------------------------------
 
     def plan(self, now_s: float) -> Plan | None:
-        """The next step; None when nobody can work now."""
-        candidates = [
-            work
-            for session in list(self.sessions.values())[: self._limits.max_sessions]
-            if (work := self._work(session, now_s)) is not None
-        ]
-        holders = [session for session in self.sessions.values() if session.table.blocks]
-        plan = form_batch(candidates, holders, self.pool, self._limits.step_tokens)
-        return plan if plan.work else None
+        """The next step; None when nobody can work now, or it pays to hold the step."""
+        plan, hold_until_s = self._decide(now_s)
+        return plan if plan.work and hold_until_s is None else None
 
-    def wake_at_s(self) -> float | None:
-        """When a session that waits for a draft gives up; None when none waits."""
-        waits = [s.want.wait_until_s for s in self.sessions.values() if s.want is not None]
-        return min(waits, default=None)
+    def wake_at_s(self, now_s: float) -> float | None:
+        """When to plan again if nothing comes before; None when nobody waits for a draft.
+
+        Then a session that waits gives up, or a step has been held for as long as it pays.
+        """
+        wants = [session.want for session in self.sessions.values() if session.want is not None]
+        hold_until_s = self._decide(now_s)[1] if wants else None
+        if hold_until_s is None:
+            return min((want.wait_until_s for want in wants), default=None)
+        # Those that have given up are held with the others.
+        later = [want.wait_until_s for want in wants if want.wait_until_s > now_s]
+        return min(hold_until_s, *later)
 
     def reserve(self, plan: Plan) -> None:
         """Take blocks from the preempted and give the workers what their rows need."""
+        # First what is adopted has users; then nobody can evict it.
+        for work in plan.work:
+            self.prefixes.adopt(work)
         for session in plan.preempted:
             self.pool.release(session.table)
             session.draft = session.want = session.asked_at_s = None
@@ -156,16 +185,21 @@ class Scheduler:
         self.counters.steps += 1
         self.counters.rows += plan.rows
         self.counters.compute_s += outcome.compute_s
-        decoding = all(work.committed_rows == 1 for work in plan.work)
-        self._clock.observe(outcome.compute_s, decoding=decoding)
+        self.cost.observe(plan.shape, outcome.compute_s)
+        self._stepped_at_s = now_s
+        deciding = {w.session.session_id: w.session for w in plan.work if w.decides}
+        waits = {s.session_id: s for s in self._taking_part if s.want is not None}
+        decoding = _one_row_each([*(deciding | waits).values()])
         timings = Timings(compute_us=int(outcome.compute_s * 1e6), batch_sessions=len(plan.work))
         outputs: list[Output] = []
         for work, result in zip(plan.work, outcome.results, strict=True):
             match result:
                 case None:
                     work.session.table.kv_len += work.committed_rows
+                    work.session.ready_at_s = now_s
+                    self.prefixes.seal(work.session)
                 case Decided():
-                    outputs += self._commit(work, result, timings, now_s)
+                    outputs += self._commit(work, result, timings, decoding, now_s)
                 case OutriderError():
                     outputs += self.fail(work.session, result)
         return outputs
@@ -174,34 +208,75 @@ class Scheduler:
         """End one session with an error."""
         self.counters.failed_sessions += 1
         failed = _failed(session.session_id, session.epoch, session.owner, error)
-        return [failed, *self._forget(session)]
+        # A fault of the target may lie in the KV; that of a request does not.
+        return [failed, *self._forget(session, keep=isinstance(error, InvalidRequestError))]
 
     # --- parts ---------------------------------------------------------------------------
+
+    @property
+    def _taking_part(self) -> list[Session]:
+        return list(self.sessions.values())[: self._limits.max_sessions]
+
+    def _decide(self, now_s: float) -> tuple[Plan, float | None]:
+        """The next step, and until when it pays to hold it for drafts."""
+        candidates: list[Work] = []
+        waits: list[Session] = []
+        for session in self._taking_part:
+            work = self._work(session, now_s)
+            if work is None:
+                waits.append(session)
+            else:
+                candidates.append(work)
+        holders = [session for session in self.sessions.values() if session.table.blocks]
+        chunk_rows = self._chunk_rows(candidates, waits)
+        plan = form_batch(candidates, holders, self.pool, self._limits.step_tokens, chunk_rows)
+        awaited = self.drafts.awaited(waits, now_s) if plan.work else []
+        if not awaited:
+            return plan, None
+        since_s = max(min(w.session.ready_at_s for w in plan.work), self._stepped_at_s)
+        return plan, self._gather(now_s, plan.shape, since_s, awaited, self.cost.seconds)
+
+    def _chunk_rows(self, candidates: Sequence[Work], waits: Sequence[Session]) -> int:
+        """Rows for prefill in a step of the candidates, while others wait for drafts."""
+        first = next((work for work in candidates if work.committed_rows > 1), None)
+        if first is None:
+            return 0
+        decoding = [work.session for work in candidates if work.committed_rows == 1]
+        return policy.chunk_rows(
+            _one_row_each([*decoding, *waits]),
+            first.start,
+            self.cost,
+            self._limits.step_tokens,
+            self._limits.prefill_slowdown,
+        )
 
     def _work(self, session: Session, now_s: float) -> Work | None:
         """What the session would do now; None while it waits for its draft."""
         if session.pending > 1:
-            return Work(session, session.pending)
+            adoption = self.prefixes.adoption(session)
+            kv_len = adoption.kv_len if adoption else session.table.kv_len
+            return Work(session, len(session.tokens) - kv_len, adoption=adoption)
         if session.draft is not None:
             return Work(session, 1, session.draft)
         if session.want is not None and now_s < session.want.wait_until_s:
             return None
         return Work(session, 1)
 
-    def _commit(self, work: Work, decided: Decided, timings: Timings, now_s: float) -> list[Output]:
+    def _commit(
+        self,
+        work: Work,
+        decided: Decided,
+        timings: Timings,
+        decoding: StepShape,
+        now_s: float,
+    ) -> list[Output]:
         session = work.session
+        stakes = policy.stakes(decoding, self._draft_len(session), self.cost)
         before = len(session.tokens) - session.prompt_len
         kept, ending = first_ending(decided.verdict.token_ids, before, session.endings)
         verdict = decided.verdict.cut(kept)
-        step_s = self._clock.step_s
-        self.drafts.note_step(
-            session,
-            now_s - timings.compute_us / 1e6,
-            saved_s=verdict.accepted * step_s,
-            longest_wait_s=policy.wait_s(
-                max(self._draft_len(session), 1), step_s, self._limits.draft_wait_s
-            ),
-        )
+        began_s = now_s - timings.compute_us / 1e6
+        self.drafts.note_step(session, began_s, accepted=verdict.accepted, stakes=stakes)
         progress = Progress(
             session_id=session.session_id,
             epoch=session.epoch,
@@ -211,30 +286,32 @@ class Scheduler:
             draft_tokens=verdict.draft_tokens,
             logprobs=decided.logprobs[:kept],
             timings=timings,
+            cached_tokens=session.cached_tokens,
         )
         # Rows of rejected tokens stay in the blocks, beyond kv_len, and are overwritten.
         session.table.kv_len += work.committed_rows + verdict.accepted
         session.tokens.extend(verdict.token_ids)
+        self.prefixes.note_tokens(session)
+        self.prefixes.seal(session)
         session.figures.add_round(verdict.draft_tokens, verdict.accepted)
         self.counters.speculation.add_round(verdict.draft_tokens, verdict.accepted)
         self.counters.committed_tokens += kept
         outputs: list[Output] = [ToCoordinator(session.owner, progress)]
         if ending is None:
             self.pool.trim(session.table, session.table.kv_len)
-            return outputs + self._ask(session, progress, now_s)
+            return outputs + self._ask(session, progress, stakes, now_s)
         ended = SessionEnded(session_id=session.session_id, epoch=session.epoch, reason=ending)
         return [*outputs, ToCoordinator(session.owner, ended), *self._forget(session)]
 
-    def _ask(self, session: Session, progress: Progress, now_s: float) -> list[Output]:
+    def _ask(
+        self, session: Session, progress: Progress, stakes: policy.Stakes, now_s: float
+    ) -> list[Output]:
         """Tell the draft worker what was committed and ask for the next proposal."""
+        stakes = replace(stakes, draft_len=self._draft_len(session))
+        self.drafts.note_committed(session)
+        tokens = self.drafts.ask(session, stakes, now_s, self._limits.draft_wait_s)
         if session.drafter is None:
             return []
-        tokens = self._draft_len(session)
-        wait_s = policy.wait_s(tokens, self._clock.step_s, self._limits.draft_wait_s)
-        pausing = len(session.tokens) < session.resume_at_len
-        if tokens and (pausing or not self.drafts.may_ask(session.drafter, now_s, wait_s)):
-            tokens = 0
-        self.drafts.want(session, tokens, now_s, wait_s)
         commit = CommitDraft(
             session_id=session.session_id,
             epoch=session.epoch,
@@ -252,8 +329,9 @@ class Scheduler:
             min(self._limits.max_draft_len, self._limits.step_tokens - 1),
         )
 
-    def _forget(self, session: Session) -> list[Output]:
-        self.pool.release(session.table)
+    def _forget(self, session: Session, *, keep: bool = True) -> list[Output]:
+        """Drop the session; `keep` leaves its KV to others."""
+        self.pool.release(session.table, keep=keep)
         self.sessions.pop(session.session_id, None)
         if session.drafter is None:
             return []
@@ -277,10 +355,16 @@ class Scheduler:
         if needed > held:
             raise InvalidRequestError(
                 f"prompt and completion need KV for {needed} tokens, the pool of this worker "
-                f"holds {held}: ask for fewer tokens, or give the worker more --kv-memory-mb"
+                f"holds {held}: ask for fewer tokens, or give the worker more --kv-memory"
             )
         return Endings(cap, command.endings.stop_ids)
 
 
 def _failed(session_id: str, epoch: int, owner: int, error: OutriderError) -> ToCoordinator:
     return ToCoordinator(owner, SessionFailed(session_id=session_id, epoch=epoch, error=error))
+
+
+def _one_row_each(sessions: Sequence[Session]) -> StepShape:
+    """The step in which these sessions decode plainly."""
+    context = sum(len(session.tokens) for session in sessions)
+    return StepShape(len(sessions), len(sessions), context)

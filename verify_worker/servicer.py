@@ -70,6 +70,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             speculation=wire.figures_to_pb(counters.speculation),
             stale_proposals=counters.stale_proposals,
             malformed_proposals=counters.malformed_proposals,
+            cached_blocks=scheduler.pool.cached,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            rows=counters.rows,
         )
 
     async def _read(self, number: int, requests: AsyncIterator[verify_pb2.DecodeRequest]) -> None:

@@ -18,7 +18,9 @@ from outrider.messages import (
 )
 from outrider.model.blocks import BlockTable
 from outrider.sampling.acceptance import Verdict
-from verify_worker.policy import Patience
+from verify_worker.cost import NOTHING, StepShape
+from verify_worker.policy import Expectation, Patience
+from verify_worker.waiting import Sample
 
 NO_DRAFT = Draft()
 
@@ -31,6 +33,17 @@ class Want:
     draft_len: int
     # Until then a step without the session is better than a plain step for it.
     wait_until_s: float
+
+
+@dataclass(slots=True)
+class Late:
+    """A proposal that was missed, and may still come: then it shows what it was worth."""
+
+    base_len: int
+    draft_len: int
+    asked_at_s: float
+    sample: Sample
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -56,12 +69,23 @@ class Session:
     table: BlockTable = field(default_factory=BlockTable)
     want: Want | None = None
     draft: Draft | None = None
-    # When the last draft was asked for; what drafts have cost, and how long to do without.
+    # When the last draft was asked for, of how many tokens, and the one that was missed.
     asked_at_s: float | None = None
+    asked_len: int = 0
+    late: Late | None = None
+    # Since when nothing is left to wait for.
+    ready_at_s: float = 0.0
+    # What drafts have cost and are expected to save; until when to do without, and until
+    # when not to ask for those that are not worth a wait.
     patience: Patience = field(default_factory=Patience)
+    expectation: Expectation = field(default_factory=Expectation)
     resume_at_len: int = 0
+    look_at_len: int = 0
     reopened: int = 0
     figures: SpeculationFigures = field(default_factory=SpeculationFigures)
+    # Hashes of the full blocks of its tokens; how much of its prompt did not have to be computed.
+    chain: list[bytes] = field(default_factory=list)
+    cached_tokens: int = 0
 
     @property
     def pending(self) -> int:
@@ -90,17 +114,32 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
+class Adoption:
+    """Sealed blocks that follow the full blocks of a session, and its `kv_len` with them."""
+
+    blocks: tuple[int, ...]
+    kv_len: int
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What one session does in a step.
 
-    The rows are the first `committed_rows` committed tokens without KV, then `draft`. With
-    `decides`, the last committed token is among them: the step gives the next tokens.
+    The rows are the first `committed_rows` committed tokens without KV, then `draft`, one row a
+    token or node. With `decides`, the last committed token is among them: the step gives the
+    next tokens. The blocks of `adoption` come before the rows.
     """
 
     session: Session
     committed_rows: int
     draft: Draft = NO_DRAFT
     decides: bool = True
+    adoption: Adoption | None = None
+
+    @property
+    def start(self) -> int:
+        """How many tokens come before the rows."""
+        return self.adoption.kv_len if self.adoption else self.session.table.kv_len
 
     @property
     def rows(self) -> int:
@@ -108,9 +147,19 @@ class Work:
         return self.committed_rows + len(self.draft.token_ids)
 
     @property
+    def parents(self) -> tuple[int, ...]:
+        """The parents of the draft's rows where it is a tree; empty for a chain."""
+        return () if self.draft.is_chain else self.draft.parents
+
+    @property
+    def shape(self) -> StepShape:
+        """Its part of the step."""
+        return StepShape.of(self.rows, self.start + self.rows)
+
+    @property
     def token_ids(self) -> list[int]:
         """The tokens of the rows."""
-        start = self.session.table.kv_len
+        start = self.start
         return [*self.session.tokens[start : start + self.committed_rows], *self.draft.token_ids]
 
 
@@ -125,6 +174,11 @@ class Plan:
     def rows(self) -> int:
         """Rows of the forward pass."""
         return sum(work.rows for work in self.work)
+
+    @property
+    def shape(self) -> StepShape:
+        """What the step is made of, as long as it has not run."""
+        return sum((work.shape for work in self.work), NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,3 +237,6 @@ class Counters:
     missed_proposals: int = 0
     preemptions: int = 0
     failed_sessions: int = 0
+    # Tokens of sessions that got their first blocks, and those that were cached.
+    prefix_queries: int = 0
+    prefix_hits: int = 0

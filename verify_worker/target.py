@@ -5,18 +5,26 @@ from dataclasses import dataclass
 import torch
 
 from outrider import logs
-from outrider.errors import ConfigError
+from outrider.memory import format_bytes
 from outrider.model.blocks import BLOCK_TOKENS
+from outrider.model.linears.kinds import DENSE
 from outrider.model.loading import load_model
-from outrider.model.numerics import choose_numerics
+from outrider.model.numerics import FAST, choose_numerics, packs
 from outrider.model.paged import PagedModel, block_bytes
-from outrider.model.selfcheck import check_paged_forward
+from outrider.model.prefix import kv_fingerprint
+from outrider.model.selfcheck import OwnLogits, check_paged_forward
 from outrider.model.tokenizers import load_tokenizer
+from verify_worker.calibration import calibrate, step_times_ms
 from verify_worker.config import Settings
+from verify_worker.cost import CostModel
+from verify_worker.kv_memory import budget_bytes, pool_blocks, statement
 from verify_worker.runner import Runner
 from verify_worker.scheduler import Limits, Scheduler
 
-_MIB = 1024 * 1024
+# Enough for the check of the forward pass.
+CHECK_BLOCKS = 128
+# How far rounding of packed weights may take the logits from the unpacked ones (relative, L2).
+PACKED_LIMIT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,8 @@ class Target:
 
     scheduler: Scheduler
     runner: Runner
+    model: PagedModel
+    token_count: int
     name: str
     fingerprint: str
     tokenizer_fingerprint: str
@@ -45,44 +55,63 @@ def load_target(settings: Settings) -> Target:
     # Rows of the embedding beyond the tokenizer's ids are padding and never come out.
     token_count = min(tokenizer.vocab_size, model.vocab_size)
     bytes_per_block = block_bytes(model)
-    wanted = settings.kv_memory_mb * _MIB // bytes_per_block
+    weights = sum(p.numel() * p.element_size() for p in model.module.parameters())
+    own = OwnLogits.of(model)
+    packed = packs(model, settings.numerics, settings.linears)
+    if packed:
+        # Exactly first; in fewer bits rounding would hide a fault.
+        plain = choose_numerics(FAST, model, linears=DENSE.name, release=False)
+        check_paged_forward(own, PagedModel(model, CHECK_BLOCKS, plain))
+    numerics = choose_numerics(
+        settings.numerics,
+        model,
+        linears=settings.linears,
+        lean=settings.forward == "lean",
+        attention=settings.attention,
+    )
+    device = next(model.module.parameters()).device
+    budget = budget_bytes(settings.kv_memory, device)
     # One session can't use more than the context, max_sessions of them no more than this.
     most = settings.max_sessions * -(-model.context_len // BLOCK_TOKENS)
-    blocks = min(wanted, most)
-    if blocks < 1:
-        raise ConfigError(
-            f"--kv-memory-mb {settings.kv_memory_mb} holds no block of {BLOCK_TOKENS} tokens "
-            f"({bytes_per_block} bytes); give more"
-        )
-    numerics = choose_numerics(settings.numerics, model)
+    blocks = pool_blocks(budget, bytes_per_block, most, settings.kv_memory)
     paged = PagedModel(model, blocks, numerics)
-    difference = check_paged_forward(model, paged)
-    weights = sum(p.numel() * p.element_size() for p in model.module.parameters())
-    logs.get(__name__).info(
+    found = check_paged_forward(own, paged, PACKED_LIMIT if packed else None)
+    log = logs.get(__name__)
+    log.info(
         "target loaded",
         model=model.name,
         numerics=settings.numerics,
-        weights_mb=weights // _MIB,
-        kv_blocks=blocks,
-        kv_tokens=blocks * BLOCK_TOKENS,
-        kv_mb=blocks * bytes_per_block // _MIB,
+        weights=format_bytes(weights),
+        packed=packed,
+        **statement(blocks, bytes_per_block, BLOCK_TOKENS, model.context_len),
         context_len=model.context_len,
         vocabulary=token_count,
-        selfcheck_difference=difference,
+        selfcheck_roundings=None if found is None else round(found.ratio, 2),
     )
     limits = Limits(
         context_len=model.context_len,
         vocab_size=token_count,
         max_sessions=settings.max_sessions,
         step_tokens=settings.step_tokens,
+        prefill_slowdown=settings.prefill_slowdown,
         draft_len=settings.draft_len,
         max_draft_len=settings.max_draft_len,
+        max_tree_nodes=settings.max_tree_nodes,
         draft_wait_s=settings.draft_wait_s,
         q_top=settings.q_top,
     )
+    kv = kv_fingerprint(model.fingerprint, settings.dtype, settings.numerics)
+    runner = Runner(paged, token_count)
+    cost = CostModel()
+    if settings.calibrate:
+        calibrate(runner, paged.pool, cost, model.context_len)
+        log.info("step times in ms", **step_times_ms(cost))
+    cache_key = kv if settings.prefix_cache else ""
     return Target(
-        scheduler=Scheduler(paged.pool, limits),
-        runner=Runner(paged, token_count),
+        scheduler=Scheduler(paged.pool, limits, cost, kv_fingerprint=cache_key),
+        runner=runner,
+        model=paged,
+        token_count=token_count,
         name=model.name,
         fingerprint=model.fingerprint,
         tokenizer_fingerprint=tokenizer.fingerprint,

@@ -81,6 +81,7 @@ def completions_json(completions: list[Completion]) -> dict[str, Any]:
         "usage": {
             "prompt_tokens": first.usage.prompt_tokens,
             "completion_tokens": sum(c.usage.completion_tokens for c in completions),
+            "cached_tokens": first.usage.cached_tokens,
         },
         "model": first.model,
         "session_id": first.session_id,
@@ -96,6 +97,7 @@ def _choice_json(completion: Completion) -> dict[str, Any]:
         "usage": {
             "prompt_tokens": completion.usage.prompt_tokens,
             "completion_tokens": completion.usage.completion_tokens,
+            "cached_tokens": completion.usage.cached_tokens,
         },
         "speculation": speculation_json(completion.speculation),
         "timings": {

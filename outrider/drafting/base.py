@@ -17,7 +17,10 @@ MAX_TOKEN_ID = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """Propose up to `draft_len` tokens after everything committed; 0 only prepares for it."""
+    """Propose up to `draft_len` tokens after everything committed; 0 only prepares for it.
+
+    A tree may have that many levels.
+    """
 
     session_id: str
     draft_len: int
@@ -29,13 +32,15 @@ class DraftLaw:
 
     `prompt_len` and `stop_ids` serve the penalties and `min_tokens` of the sampling
     parameters. Under the rejection rule a drafter that chooses by chance samples from its own
-    distribution q and reports it, `q_top` tokens of it (0: all).
+    distribution q and reports it, `q_top` tokens of it (0: all). A draft may be a tree of up to
+    `max_nodes` tokens; 0 asks for chains.
     """
 
     prompt_len: int = 0
     stop_ids: frozenset[int] = frozenset()
     rule: AcceptanceRule = AcceptanceRule.COUPLED
     q_top: int = 0
+    max_nodes: int = 0
 
 
 PLAIN_LAW = DraftLaw()

@@ -7,6 +7,10 @@ logits, with the session's seed and positions, so that it shares the target's no
     ahead      d0 … d[j-1]                drafted tokens that were fed back to draft more
     KV         rows 0 … kv_len-1 of committed + ahead, in that order
 
+With a tree width above 1 the next best tokens under the same noise stand beside each drafted
+token, as leaves: a target that disagrees with the best often wants one of them. They are not
+fed either.
+
 The last drafted token is never fed, so after a full acceptance the KV of one accepted token
 is missing; the next catch-up feeds it together with the bonus token. Rejected tokens are
 rolled back by not counting their KV: it is overwritten by the rows that come in their place.
@@ -28,8 +32,8 @@ from outrider.errors import UnknownSessionError
 from outrider.messages import AcceptanceRule, Draft, SamplingParams, SparseDistribution
 from outrider.model.blocks import BLOCK_TOKENS, BlockTable
 from outrider.model.loading import LoadedModel
-from outrider.model.paged import PagedModel, Segment
-from outrider.sampling.coupled import processed_scores, target_tokens, unusable_rows
+from outrider.model.paged import NO_PARENT, Numerics, PagedModel, Segment
+from outrider.sampling.coupled import processed_scores, ranked_tokens, unusable_rows
 from outrider.sampling.proposal import draw, quantised
 from outrider.sampling.rows import Row
 
@@ -58,12 +62,36 @@ class _Turn:
     complete: bool
     draft: list[int] = field(default_factory=list)
     q: list[SparseDistribution] = field(default_factory=list)
+    # The draft and what stands beside it, level by level.
+    nodes: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    last_node: int = NO_PARENT
 
     @property
     def row(self) -> Row:
         """The position that is drafted next."""
         session, law = self.session, self.session.law
         return Row(session.sampling, session.token_ids, self.draft, law.prompt_len, law.stop_ids)
+
+    @property
+    def spare_nodes(self) -> int:
+        """How many more tokens may stand beside the draft."""
+        beside = len(self.nodes) - len(self.draft)
+        return max(self.session.law.max_nodes - self.draft_len - beside, 0)
+
+    def add(self, best: Sequence[int]) -> None:
+        """Draft the first token and put the others beside it, as far as there is room."""
+        level = [best[0], *best[1 : 1 + self.spare_nodes]]
+        self.parents += [self.last_node] * len(level)
+        self.last_node = len(self.nodes)
+        self.nodes += level
+        self.draft.append(best[0])
+
+    @property
+    def result(self) -> Draft:
+        """What was drafted."""
+        parents = self.parents if len(self.nodes) > len(self.draft) else ()
+        return Draft(tuple(self.nodes), tuple(parents), tuple(self.q))
 
     @property
     def reports_q(self) -> bool:
@@ -81,6 +109,8 @@ class ModelDrafter:
     other sessions. Past the context of the model it proposes nothing, and never an id from
     `token_count` on: where the tokenizer has fewer ids than the embedding has rows, the rest
     is padding, and a target would call a draft with such an id malformed.
+
+    `tree_width` tokens are proposed for each place, where the target takes trees.
     """
 
     def __init__(
@@ -90,11 +120,14 @@ class ModelDrafter:
         total_blocks: int,
         prefill_chunk: int = 256,
         token_count: int | None = None,
+        numerics: Numerics | None = None,
+        tree_width: int = 1,
     ) -> None:
         self._model = model
         self._token_count = token_count or model.vocab_size
-        self._paged = PagedModel(model, total_blocks)
+        self._paged = PagedModel(model, total_blocks, numerics)
         self._prefill_chunk = prefill_chunk
+        self._tree_width = tree_width
         self._sessions: dict[str, _Session] = {}
         self._clock = 0
 
@@ -135,12 +168,7 @@ class ModelDrafter:
         self._clock += 1
         turns = self._plan(requests)
         self._draft([turn for turn in turns if turn is not None])
-        return [
-            Draft(tuple(turn.draft), q=tuple(turn.q))
-            if turn is not None and turn.complete
-            else None
-            for turn in turns
-        ]
+        return [turn.result if turn is not None and turn.complete else None for turn in turns]
 
     def commit(self, session_id: str, base_len: int, token_ids: Sequence[int]) -> None:
         """Keep the KV of the drafted tokens that were committed; see `Drafter.commit`."""
@@ -249,7 +277,7 @@ class ModelDrafter:
         drafting = [turn for turn in feeding if turn.draft_len]
         while drafting:
             # logits: [len(drafting), vocab]
-            _choose(drafting, logits[:, : self._token_count])
+            _choose(drafting, logits[:, : self._token_count], self._tree_width)
             drafting = [turn for turn in drafting if len(turn.draft) < turn.draft_len]
             if drafting:
                 logits = self._paged.forward(
@@ -260,13 +288,17 @@ class ModelDrafter:
                 turn.session.ahead.append(turn.draft[-1])
 
 
-def _choose(turns: Sequence[_Turn], logits: torch.Tensor) -> None:
-    """Add a token to each draft, and its q where that is reported; logits are [turns, V]."""
+def _choose(turns: Sequence[_Turn], logits: torch.Tensor, width: int) -> None:
+    """Add a token to each draft, and what goes with it; logits are [turns, V].
+
+    Where chance is shared with the target, that is up to `width - 1` tokens beside it, else
+    the q that it was sampled from.
+    """
     coupled = [i for i, turn in enumerate(turns) if not turn.reports_q]
     if coupled:
-        tokens = target_tokens(logits[coupled], [turns[i].row for i in coupled])
-        for i, token in zip(coupled, tokens, strict=True):
-            turns[i].draft.append(token)
+        ranked = ranked_tokens(logits[coupled], [turns[i].row for i in coupled], width)
+        for i, best in zip(coupled, ranked, strict=True):
+            turns[i].add(best)
     for turn, row_logits in zip(turns, logits, strict=True):
         if not turn.reports_q:
             continue
@@ -277,7 +309,7 @@ def _choose(turns: Sequence[_Turn], logits: torch.Tensor) -> None:
             turn.draft_len = len(turn.draft)
             continue
         q = quantised(scores[0].softmax(-1), turn.session.law.q_top)
-        turn.draft.append(draw(q, row.sampling.seed, row.position))
+        turn.add([draw(q, row.sampling.seed, row.position)])
         turn.q.append(q)
 
 

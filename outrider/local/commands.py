@@ -10,6 +10,8 @@ from outrider.errors import ConfigError
 DRAFTERS = ("ngram", "model", "none")
 NUMERICS = ("fast", "invariant")
 VALKEY_MEMORY = "256mb"
+# Of each verify worker: what is free is shared by all processes, and they start together.
+KV_MEMORY = "1GiB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,7 @@ class Commands:
         flags = ["--worker-id", worker_id, "--model", settings.model]
         flags += ["--draft-len", str(settings.draft_len)]
         flags += ["--drain-timeout-s", str(settings.drain_s)]
-        flags += ["--threads", str(settings.model_threads)]
+        flags += ["--threads", str(settings.model_threads), "--kv-memory", KV_MEMORY]
         if settings.numerics != "fast":
             flags += ["--numerics", settings.numerics]
         return self._service("verify_worker", redis_url, [*flags, *settings.verify_flags])

@@ -8,13 +8,17 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider.model.attention import STEP_ARGUMENT, How
-from outrider.model.paged_attention import PagedAttention
+from outrider.model.flex import AttentionKind
+from outrider.model.paged_attention import PagedAttention, StepAttention
 from outrider.model.pages import KvPages
-from outrider.model.rows import Span, StepRows
+from outrider.model.rows import StepRows
 
 
 class FastNumerics:
-    """One forward of the model's own code over all rows."""
+    """One forward of the model's own code over all rows, with that attention over pages."""
+
+    def __init__(self, attention: AttentionKind = PagedAttention) -> None:
+        self._attention = attention
 
     def logits(self, module: PreTrainedModel, pages: KvPages, rows: StepRows) -> torch.Tensor:
         """Run the step: logits [len(rows.wanted), V] in the model's own type."""
@@ -25,7 +29,7 @@ class FastNumerics:
             position_ids=torch.tensor([rows.positions], device=pages.device),
             use_cache=False,
             logits_to_keep=wanted,
-            **{STEP_ARGUMENT: FastStep(pages, rows.spans)},
+            **{STEP_ARGUMENT: FastStep(pages, self._attention(pages, rows.spans))},
         )
         logits: torch.Tensor = output.logits[0, : len(rows.wanted)]
         return logits
@@ -34,9 +38,9 @@ class FastNumerics:
 class FastStep:
     """What the registered attention finds: writes KV to the pages and attends over them."""
 
-    def __init__(self, pages: KvPages, spans: list[Span]) -> None:
+    def __init__(self, pages: KvPages, attention: StepAttention) -> None:
         self._pages = pages
-        self._attention = PagedAttention(pages, spans)
+        self._attention = attention
 
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: How

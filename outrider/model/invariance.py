@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from outrider.model.blocks import BLOCK_TOKENS, BlockTable
-from outrider.model.linears import torch_threads
+from outrider.model.linears.tiled import torch_threads
 from outrider.model.loading import LoadedModel
 from outrider.model.paged import NO_PARENT, Numerics, PagedModel, Segment
 

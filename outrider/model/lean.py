@@ -23,8 +23,9 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from outrider.model.attention import How
+from outrider.model.flex import AttentionKind
 from outrider.model.linears.kinds import Linear
-from outrider.model.paged_attention import PagedAttention
+from outrider.model.paged_attention import PagedAttention, StepAttention
 from outrider.model.pages import KvPages
 from outrider.model.rows import StepRows
 
@@ -76,6 +77,7 @@ class LeanDecoder:
         layers: Sequence[_Layer],
         heads: tuple[int, int],
         head: Linear,
+        attention: AttentionKind,
     ) -> None:
         untyped: Any = module
         self._embed: torch.Tensor = untyped.model.embed_tokens.weight
@@ -84,9 +86,12 @@ class LeanDecoder:
         self._layers = layers
         self._heads, self._kv_heads = heads
         self._head = head
+        self._attention = attention
 
     @classmethod
-    def of(cls, module: PreTrainedModel, fuse: Fuse) -> Self | None:
+    def of(
+        cls, module: PreTrainedModel, fuse: Fuse, attention: AttentionKind = PagedAttention
+    ) -> Self | None:
         """The decoder of a module, or None when it is not built like the ones known here.
 
         `fuse` is called once for each product and may take the weights out of the module.
@@ -99,7 +104,7 @@ class LeanDecoder:
             return None
         layers = [_layer(layer, fuse) for layer in untyped.model.layers]
         heads = (config.num_attention_heads, config.num_key_value_heads)
-        return cls(module, layers, heads, fuse([untyped.lm_head]))
+        return cls(module, layers, heads, fuse([untyped.lm_head]), attention)
 
     def logits(self, module: PreTrainedModel, pages: KvPages, rows: StepRows) -> torch.Tensor:
         """Run the step: logits [len(rows.wanted), V] in the model's own type."""
@@ -110,7 +115,7 @@ class LeanDecoder:
         # The halves of a head swap places, and the first comes back negative.
         half = sin.shape[-1] // 2
         signed_sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
-        attention = PagedAttention(pages, rows.spans)
+        attention = self._attention(pages, rows.spans)
         last = len(self._layers) - 1
         wanted = torch.tensor(rows.wanted, device=device) if rows.wanted else None
         for index, layer in enumerate(self._layers):
@@ -132,7 +137,7 @@ class LeanDecoder:
         layer: _Layer,
         x: torch.Tensor,
         rotation: tuple[torch.Tensor, torch.Tensor],
-        attention: PagedAttention,
+        attention: StepAttention,
     ) -> torch.Tensor:
         """The rows x [N, hidden] mixed with what came before: [N, H * D]."""
         qkv = layer.qkv(layer.attention_norm(x))

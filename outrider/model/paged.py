@@ -64,13 +64,22 @@ class PagedModel:
         before the tree and then the accepted path. Their KV ends up at `table.kv_len` and on,
         and the caller advances `table.kv_len` by `len(rows)`.
         """
-        moves = [(table.kv_len + row, table.kv_len + i) for i, row in enumerate(rows) if row != i]
-        if not moves:
-            return
-        span = Span(0, 0, table.kv_len, table.blocks)
-        slots = torch.tensor([[span.slot(i) for i in move] for move in moves])
-        source, target = slots.to(self._pages.device).unbind(1)
-        self._pages.move(source, target)
+        self.keep_paths([(table, rows)])
+
+    @torch.inference_mode()
+    def keep_paths(self, kept: Sequence[tuple[BlockTable, Sequence[int]]]) -> None:
+        """`keep_path` for several sequences at once."""
+        moves = []
+        for table, rows in kept:
+            span = Span(0, 0, table.kv_len, table.blocks)
+            moves += [
+                (span.slot(table.kv_len + row), span.slot(table.kv_len + i))
+                for i, row in enumerate(rows)
+                if row != i
+            ]
+        if moves:
+            source, target = torch.tensor(moves).to(self._pages.device).unbind(1)
+            self._pages.move(source, target)
 
 
 @torch.inference_mode()

@@ -8,6 +8,7 @@ gathered first.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -18,6 +19,20 @@ from outrider.model.rows import Span
 
 # Runs up to which joining is cheaper than gathering.
 _MOST_RUNS = 4
+
+
+class StepAttention(Protocol):
+    """The attention of one step: built once, called by every layer."""
+
+    slots: torch.Tensor
+
+    def keep(self, layer: int, kv: torch.Tensor) -> None:
+        """Write the keys and values of the step's rows, side by side: [N, Hkv * D + Hkv * Dv]."""
+        ...
+
+    def attend(self, layer: int, q: torch.Tensor, how: How) -> torch.Tensor:
+        """q [N, H, D] over the pages, which hold the KV of its rows already: [N, H, Dv]."""
+        ...
 
 
 @dataclass(slots=True)
@@ -37,7 +52,7 @@ class _Sequence:
 
 
 class PagedAttention:
-    """The attention of one step: built once, called by every layer."""
+    """A `StepAttention` that goes through the sequences one by one."""
 
     def __init__(self, pages: KvPages, spans: Sequence[Span]) -> None:
         self._pages = pages

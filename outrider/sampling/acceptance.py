@@ -9,7 +9,8 @@ The target's tokens come from `coupled.target_tokens` (a plain argmax at tempera
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from outrider.messages import TokenOrigin
 
@@ -65,24 +66,56 @@ def verify_chain(draft: Sequence[int], targets: Sequence[int]) -> Verdict:
     return verdict(draft[:accepted], targets[accepted], len(draft), whole=whole)
 
 
-def verify_tree(draft: Sequence[int], parents: Sequence[int], targets: Sequence[int]) -> Verdict:
+class TargetTokens(Protocol):
+    """The target's token on each row; None for a row that decides nothing (a dead one)."""
+
+    def __getitem__(self, row: int, /) -> int | None:
+        """The token of row 0 .. n; asked for only where the verdict depends on it."""
+        ...
+
+
+def verify_tree(draft: Sequence[int], parents: Sequence[int], targets: TargetTokens) -> Verdict:
     """The verdict on a tree of n draft tokens, given the target's n + 1 tokens.
 
     `parents[i]` is the index of the parent of token i, below i; -1 is the last committed
-    token. Where siblings carry the same token, the first counts.
+    token. Where siblings carry the same token, the first counts. A node after which the target
+    has no token ends the path before it: with what follows it, it counts as not drafted.
+
+    Raises:
+        ValueError: there is no token after the last committed one.
     """
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(parents):
         children.setdefault(parent, []).append(node)
     path: list[int] = []
-    node = -1
+    end, own = -1, targets[0]
+    if own is None:
+        raise ValueError("the target has no token after the committed ones")
     while True:
-        target = targets[node + 1]
-        agreeing = [child for child in children.get(node, ()) if draft[child] == target]
+        here = children.get(end, [])
+        agreeing = [child for child in here if draft[child] == own]
         if not agreeing:
             break
-        node = agreeing[0]
-        path.append(node)
-    accepted = [draft[index] for index in path]
-    chain = verdict(accepted, target, len(draft), whole=node not in children)
-    return Verdict(chain.token_ids, chain.origins, len(draft), tuple(path))
+        after = targets[agreeing[0] + 1]
+        if after is None:
+            left_out = _subtree(agreeing[0], parents)
+            return _tree_verdict(draft, path, own, here == agreeing[:1], len(left_out))
+        end, own = agreeing[0], after
+        path.append(end)
+    return _tree_verdict(draft, path, own, not here, 0)
+
+
+def _tree_verdict(
+    draft: Sequence[int], path: Sequence[int], own: int, whole: bool, left_out: int
+) -> Verdict:
+    accepted = [draft[node] for node in path]
+    chain = verdict(accepted, own, len(draft) - left_out, whole=whole)
+    return replace(chain, path=tuple(path))
+
+
+def _subtree(root: int, parents: Sequence[int]) -> set[int]:
+    nodes = {root}
+    for node, parent in enumerate(parents):
+        if parent in nodes:
+            nodes.add(node)
+    return nodes

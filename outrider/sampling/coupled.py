@@ -8,23 +8,113 @@ uses the same noise on its own logits tends to guess the same token (Daliri, Mus
 2408.07978), and what is emitted is always the target's own token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from outrider.sampling.best import best_tokens
 from outrider.sampling.noise import gumbels
 from outrider.sampling.processors import constrained_scores, constrains, warped_scores
 from outrider.sampling.rows import Row
 
+# Scores and noise are made for about this many tokens at once, so that they stay in the cache
+# of a processor and take the same memory whatever the step.
+_CHUNK_TOKENS = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The token of each row; those of `dead` rows, which decide nothing, mean nothing."""
+
+    token_ids: list[int]
+    dead: list[int]
+
+
+def choose(logits: torch.Tensor, rows: Sequence[Row]) -> Choices:
+    """What the rule chooses on each row of raw float [R, V] logits, with one copy to the host.
+
+    A dead row has NaN or infinite logits, or constraints that bar every token.
+    """
+    values, ids = best_tokens(logits)
+    usable = values.isfinite()
+    for chunk in _chunks(rows, logits.shape[1]):
+        index = torch.tensor(chunk, device=logits.device)
+        values, chosen = best_tokens(_scores(logits[index], [rows[r] for r in chunk]))
+        ids[index] = chosen
+        usable[index] &= values.isfinite()
+    token_ids, alive = torch.stack([ids, usable]).tolist()
+    return Choices(token_ids, [r for r, living in enumerate(alive) if not living])
+
 
 def target_tokens(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
     """The token that the rule chooses on each row of float [R, V] logits."""
-    tokens = logits.argmax(-1)
-    special = [r for r, row in enumerate(rows) if constrains(row.sampling) or is_sampled(row)]
-    if special:
-        tokens[special] = _chosen(logits[special], [rows[r] for r in special])
-    result: list[int] = tokens.tolist()
-    return result
+    return choose(logits, rows).token_ids
+
+
+class Targets:
+    """The token of each row of raw float [R, V] logits; None for a dead row.
+
+    Greedy rows cost next to nothing: all at once. Noise and processors run over the vocabulary,
+    and a verdict looks at few of the rows of a draft, so on a CPU other rows are chosen when
+    they are asked for. On other devices each answer would be waited for: all at once too.
+    """
+
+    def __init__(self, logits: torch.Tensor, rows: Sequence[Row]) -> None:
+        self._logits = logits
+        self._rows = rows
+        self._known: dict[int, int | None] = {}
+        self._choose(
+            [
+                r
+                for r, row in enumerate(rows)
+                if logits.device.type != "cpu" or not (is_sampled(row) or constrains(row.sampling))
+            ]
+        )
+
+    def __getitem__(self, row: int) -> int | None:
+        """The token of a row."""
+        if row not in self._known:
+            self._choose([row])
+        return self._known[row]
+
+    def _choose(self, some: Sequence[int]) -> None:
+        if not some:
+            return
+        logits = self._logits if len(some) == len(self._rows) else self._logits[some]
+        choices = choose(logits, [self._rows[r] for r in some])
+        self._known.update(zip(some, choices.token_ids, strict=True))
+        self._known.update((some[index], None) for index in choices.dead)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetsFrom:
+    """`Targets` from a row on, which is row 0 here."""
+
+    targets: Targets
+    begin: int
+
+    def __getitem__(self, row: int) -> int | None:
+        """The token of a row."""
+        return self.targets[self.begin + row]
+
+
+def ranked_tokens(logits: torch.Tensor, rows: Sequence[Row], count: int) -> list[list[int]]:
+    """The `count` best tokens of each row, best first: the rule's choice and what follows it.
+
+    Fewer where no more can be chosen; at least one.
+    """
+    if count == 1:
+        return [[token] for token in target_tokens(logits, rows)]
+    scores = _scores(logits, rows)
+    _, first = best_tokens(scores)
+    best = scores.topk(min(count, scores.shape[1]))
+    return [
+        [own, *(i for i, v in zip(ids, values, strict=True) if i != own and v > -torch.inf)][:count]
+        for own, ids, values in zip(
+            first.tolist(), best.indices.tolist(), best.values.tolist(), strict=True
+        )
+    ]
 
 
 def processed_scores(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
@@ -34,6 +124,8 @@ def processed_scores(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     """
     scores = constrained_scores(logits, rows)
     sampled = [r for r, row in enumerate(rows) if is_sampled(row)]
+    if len(sampled) == len(rows):
+        return warped_scores(scores, [row.sampling for row in rows])
     if sampled:
         scores[sampled] = warped_scores(scores[sampled], [rows[r].sampling for r in sampled])
     return scores
@@ -50,27 +142,43 @@ def unusable_rows(logits: torch.Tensor) -> list[int]:
     return rows
 
 
-def dead_rows(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-    """Rows of raw [R, V] logits that decide nothing: unusable, or with every token barred.
-
-    What `target_tokens` says of such a row means nothing.
-    """
-    dead = set(unusable_rows(logits))
-    constrained = [r for r, row in enumerate(rows) if constrains(row.sampling)]
-    if constrained:
-        scores = constrained_scores(logits[constrained], [rows[r] for r in constrained])
-        dead.update(constrained[index] for index in unusable_rows(scores))
-    return sorted(dead)
-
-
-def _chosen(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+def _scores(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """Scores of which the best is chosen, noise included, float64 [R, V]."""
     scores = processed_scores(logits, rows)
     sampled = [r for r, row in enumerate(rows) if is_sampled(row)]
-    if sampled:
-        scores[sampled] += gumbels(
-            [rows[r].sampling.seed for r in sampled],
-            [rows[r].position for r in sampled],
-            logits.shape[-1],
-            device=logits.device,
-        )
-    return scores.argmax(-1)
+    if not sampled:
+        return scores
+    # Rows at one position of a session, as siblings of a tree are, share their noise.
+    of_row = [_noise_key(rows[r]) for r in sampled]
+    place = {key: index for index, key in enumerate(dict.fromkeys(of_row))}
+    seeds, positions = zip(*place, strict=True)
+    noise = gumbels(seeds, positions, logits.shape[-1], device=logits.device)
+    if len(place) < len(sampled):
+        noise = noise[[place[key] for key in of_row]]
+    if len(sampled) == len(rows):
+        return scores.add_(noise)
+    scores[sampled] += noise
+    return scores
+
+
+def _chunks(rows: Sequence[Row], vocab_size: int) -> Iterator[list[int]]:
+    """The rows that are not simply greedy, some at a time, those with the same noise together."""
+    most = max(_CHUNK_TOKENS // vocab_size, 1)
+    special = [r for r, row in enumerate(rows) if is_sampled(row) or constrains(row.sampling)]
+    special.sort(key=lambda r: (is_sampled(rows[r]), *_noise_key(rows[r])))
+    chunk: list[int] = []
+    keys: set[tuple[int, int]] = set()
+    for r in special:
+        key = _noise_key(rows[r])
+        too_many = key not in keys and len(keys) == most
+        if too_many or len(chunk) == 4 * most:
+            yield chunk
+            chunk, keys = [], set()
+        chunk.append(r)
+        keys.add(key)
+    if chunk:
+        yield chunk
+
+
+def _noise_key(row: Row) -> tuple[int, int]:
+    return row.sampling.seed, row.position

@@ -44,16 +44,16 @@ def _mix_int(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def _xor_shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """x ^ (x >>> bits); torch shifts keep the sign, the mask makes the shift logical."""
-    return x.bitwise_xor_((x >> bits).bitwise_and_((1 << (64 - bits)) - 1))
+def _shifted(x: torch.Tensor, bits: int, out: torch.Tensor) -> torch.Tensor:
+    """x >>> bits into `out`; torch shifts keep the sign, the mask makes the shift logical."""
+    return torch.bitwise_right_shift(x, bits, out=out).bitwise_and_((1 << (64 - bits)) - 1)
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """The finaliser on int64 values, in place."""
-    x = _xor_shifted(x, 30).mul_(_signed(_MIX_1))
-    x = _xor_shifted(x, 27).mul_(_signed(_MIX_2))
-    return _xor_shifted(x, 31)
+def _mix(x: torch.Tensor, spare: torch.Tensor) -> torch.Tensor:
+    """The finaliser on int64 values, in place; `spare` is scratch of the same shape."""
+    x.bitwise_xor_(_shifted(x, 30, spare)).mul_(_signed(_MIX_1))
+    x.bitwise_xor_(_shifted(x, 27, spare)).mul_(_signed(_MIX_2))
+    return x.bitwise_xor_(_shifted(x, 31, spare))
 
 
 def key(seed: int, position: int, stream: Stream = Stream.TARGET) -> int:
@@ -91,9 +91,10 @@ def uniforms(
         for seed, position in zip(seeds, positions, strict=True)
     ]
     counters = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device)
-    counters = counters * _signed(_GAMMA)
-    bits = _mix(torch.tensor(keys, dtype=torch.int64, device=device)[:, None] + counters)
-    top_53 = (bits >> 11).bitwise_and_((1 << 53) - 1)
+    counters.mul_(_signed(_GAMMA))
+    bits = torch.tensor(keys, dtype=torch.int64, device=device)[:, None] + counters
+    spare = torch.empty_like(bits)
+    top_53 = _shifted(_mix(bits, spare), 11, spare)
     return top_53.double().add_(0.5).mul_(2.0**-53).clamp_max_(_BELOW_ONE)
 
 

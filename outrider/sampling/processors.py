@@ -26,7 +26,8 @@ score that top_p keeps, those with the highest ids stay, whatever the device.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -34,6 +35,10 @@ from outrider.messages import SamplingParams
 from outrider.sampling.rows import Row
 
 _NEVER = -torch.inf
+# How many of the best tokens top_p looks at first, and how close to its limit masses may be
+# for a sum in another order to be trusted.
+_FEW = 256
+_CLEAR = 1e-9
 
 
 def constrains(sampling: SamplingParams) -> bool:
@@ -55,8 +60,9 @@ def constrained_scores(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tenso
     scores = logits.double()
     if scores is logits:
         scores = logits.clone()
-    for score, row in zip(scores, rows, strict=True):
+    for index, row in enumerate(rows):
         if constrains(row.sampling):
+            score = scores[index]
             _add_bias(score, row.sampling)
             _penalise_repetition(score, row)
             _penalise_counts(score, row)
@@ -71,11 +77,13 @@ def warped_scores(scores: torch.Tensor, samplings: Sequence[SamplingParams]) -> 
     temperatures = [sampling.temperature for sampling in samplings]
     scale = torch.tensor(temperatures, dtype=torch.float64, device=scores.device)
     # The maximum goes first, so that a tiny temperature overflows to -inf and never to +inf.
-    warped = (scores - scores.amax(-1, keepdim=True)) / scale[:, None]
-    for score, sampling in zip(warped, samplings, strict=True):
-        _keep_top_k(score, sampling.top_k)
-        _keep_top_p(score, sampling.top_p)
-        _keep_min_p(score, sampling.min_p)
+    warped = (scores - scores.amax(-1, keepdim=True)).div_(scale[:, None])
+    top_k = [sampling.top_k for sampling in samplings]
+    _apply(_keep_top_k, warped, top_k, [0 < k < scores.shape[1] for k in top_k])
+    top_p = [sampling.top_p for sampling in samplings]
+    _apply(_keep_top_p, warped, top_p, [p < 1.0 for p in top_p])
+    min_p = [sampling.min_p for sampling in samplings]
+    _apply(_keep_min_p, warped, min_p, [p > 0 for p in min_p])
     return warped
 
 
@@ -125,17 +133,54 @@ def _bar_ids(score: torch.Tensor, sampling: SamplingParams) -> None:
         score[_index(sampling.banned_ids, score)] = _NEVER
 
 
-def _keep_top_k(score: torch.Tensor, top_k: int) -> None:
+_Value = TypeVar("_Value", int, float)
+
+
+def _apply(
+    step: Callable[[torch.Tensor, list[_Value]], None],
+    scores: torch.Tensor,
+    values: list[_Value],
+    wanted: list[bool],
+) -> None:
+    """Do a step on the rows that want it, each with its value, in place."""
+    if all(wanted):
+        step(scores, values)
+    elif any(wanted):
+        index = [r for r, want in enumerate(wanted) if want]
+        some = scores[index]
+        step(some, [values[r] for r in index])
+        scores[index] = some
+
+
+def _keep_top_k(scores: torch.Tensor, top_k: list[int]) -> None:
     """Cut everything below the k-th best score; equals of the k-th stay."""
-    if 0 < top_k < score.shape[0]:
-        kth = score.topk(top_k).values[-1]
-        score.masked_fill_(score < kth, _NEVER)
+    index = torch.tensor(top_k, device=scores.device)[:, None] - 1
+    kth = scores.topk(max(top_k)).values.gather(1, index)
+    scores.masked_fill_(scores < kth, _NEVER)
 
 
-def _keep_top_p(score: torch.Tensor, top_p: float) -> None:
-    """Keep the smallest set of best tokens whose mass reaches top_p."""
-    if top_p >= 1.0:
-        return
+def _keep_top_p(scores: torch.Tensor, top_p: list[float]) -> None:
+    """Keep the smallest set of best tokens whose mass reaches top_p.
+
+    That takes a sort of the vocabulary, or where the mass and the cut are clear the best few.
+    """
+    best = scores.topk(min(_FEW, scores.shape[1])).values
+    p = (best - scores.logsumexp(-1, keepdim=True)).exp()
+    # The mass of better tokens; where it reaches top_p a token is cut.
+    before = p.cumsum(-1).sub_(p)
+    limit = torch.tensor(top_p, dtype=torch.float64, device=scores.device)[:, None]
+    kept = (before < limit).sum(-1, keepdim=True).clamp_min_(1)
+    last = best.gather(1, kept - 1)
+    first_cut = best.gather(1, kept.clamp_max(best.shape[1] - 1))
+    clear = ((before - limit).abs() > _CLEAR).all(-1) & (first_cut < last)[:, 0]
+    for r, is_clear in enumerate(clear.tolist()):
+        if is_clear:
+            scores[r].masked_fill_(scores[r] < last[r], _NEVER)
+        else:
+            _keep_top_p_of_all(scores[r], top_p[r])
+
+
+def _keep_top_p_of_all(score: torch.Tensor, top_p: float) -> None:
     # Ascending and stable, so that ties fall the same way in every batch.
     ordered, order = score.sort(stable=True)
     cut = ordered.softmax(0).cumsum(0) <= 1.0 - top_p
@@ -143,11 +188,11 @@ def _keep_top_p(score: torch.Tensor, top_p: float) -> None:
     score.masked_fill_(torch.zeros_like(cut).scatter_(0, order, cut), _NEVER)
 
 
-def _keep_min_p(score: torch.Tensor, min_p: float) -> None:
+def _keep_min_p(scores: torch.Tensor, min_p: list[float]) -> None:
     """Cut what is less likely than min_p times the best."""
-    if min_p > 0:
-        p = score.softmax(0)
-        score.masked_fill_(p < min_p * p.max(), _NEVER)
+    p = scores.softmax(-1)
+    share = torch.tensor(min_p, dtype=torch.float64, device=scores.device)[:, None]
+    scores.masked_fill_(p < share * p.amax(-1, keepdim=True), _NEVER)
 
 
 def _last(row: Row, count: int) -> list[int]:

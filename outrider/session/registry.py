@@ -52,7 +52,8 @@ class WorkerRecord:
 
     `incarnation` is fresh at each start of the process. `model` is the target of a verify
     worker and the drafter of a draft worker. `tokenizer_fingerprint` "" fits any target.
-    `capacity` and `sessions` count sessions; `context_len` counts tokens.
+    `capacity` and `sessions` count sessions; `context_len` counts tokens. `kv_fingerprint`
+    (`outrider.model.prefix`) is that of the prefixes that a verify worker keeps; "" keeps none.
     """
 
     pool: Pool
@@ -66,6 +67,7 @@ class WorkerRecord:
     sessions: int
     draining: bool
     context_len: int
+    kv_fingerprint: str = ""
 
 
 class Registry:
@@ -165,6 +167,7 @@ def _to_hash(record: WorkerRecord) -> dict[str, str | int]:
         "sessions": record.sessions,
         "draining": int(record.draining),
         "context_len": record.context_len,
+        "kv_fingerprint": record.kv_fingerprint,
     }
 
 
@@ -192,4 +195,5 @@ def _from_hash(key: str, fields: dict[str, str]) -> WorkerRecord:
         sessions=int(fields["sessions"]),
         draining=fields["draining"] == "1",
         context_len=int(fields["context_len"]),
+        kv_fingerprint=fields.get("kv_fingerprint", ""),
     )

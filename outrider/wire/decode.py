@@ -84,6 +84,7 @@ def decode_event_to_pb(value: m.DecodeEvent) -> verify_pb2.DecodeEvent:
                     draft_tokens=value.draft_tokens,
                     logprobs=[shared.logprobs_to_pb(entry) for entry in value.logprobs],
                     timings=shared.timings_to_pb(value.timings),
+                    cached_tokens=value.cached_tokens,
                 )
             )
         case m.SessionEnded():
@@ -119,6 +120,7 @@ def decode_event_from_pb(pb: verify_pb2.DecodeEvent) -> m.DecodeEvent:
                 draft_tokens=pb.progress.draft_tokens,
                 logprobs=logprobs,
                 timings=shared.timings_from_pb(pb.progress.timings),
+                cached_tokens=pb.progress.cached_tokens,
             )
         case "ended":
             reason = shared.known(shared.FINISH_REASONS_FROM_PB, pb.ended.reason, "finish reason")

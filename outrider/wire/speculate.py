@@ -19,6 +19,7 @@ def draft_command_to_pb(value: m.DraftCommand) -> draft_pb2.DraftCommand:
                     stop_ids=sorted(value.stop_ids),
                     rule=shared.RULES[value.rule],
                     q_top=value.q_top,
+                    max_nodes=value.max_nodes,
                     draft_len=value.draft_len,
                     traceparent=value.traceparent,
                 )
@@ -54,6 +55,7 @@ def draft_command_from_pb(pb: draft_pb2.DraftCommand) -> m.DraftCommand:
                 stop_ids=frozenset(pb.open.stop_ids),
                 rule=shared.rule_from_pb(pb.open.rule),
                 q_top=pb.open.q_top,
+                max_nodes=pb.open.max_nodes,
                 draft_len=pb.open.draft_len,
                 traceparent=pb.open.traceparent,
             )

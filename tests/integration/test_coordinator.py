@@ -51,7 +51,7 @@ async def test_streams_a_completion_and_records_it(stack: Stack) -> None:
         speculation=m.SpeculationOptions(),
         drafter=m.DraftWorkerRef("d1", draft.address),
     )
-    worker.say(worker.progress(start, "x"))
+    worker.say(worker.progress(start, "x", cached_tokens=1))
     await done.shows("x")
     running, log = await stack.records.read("s")
     assert (running.state, running.epoch) == (SessionState.RUNNING, 1)
@@ -62,7 +62,8 @@ async def test_streams_a_completion_and_records_it(stack: Stack) -> None:
     assert done.text == "xyz"
     assert done.token_ids == token_ids("xyz!")
     assert finished.reason == types_pb2.FINISH_REASON_STOP
-    assert finished.usage == pb.Usage(prompt_tokens=2, completion_tokens=4)
+    # What the first round said counts.
+    assert finished.usage == pb.Usage(prompt_tokens=2, completion_tokens=4, cached_tokens=1)
     assert finished.speculation == types_pb2.SpeculationFigures(
         rounds=2, drafts=1, draft_tokens=3, accepted_tokens=3, accepted_per_position=[1, 1, 1]
     )

@@ -113,6 +113,7 @@ class FakeVerifyWorker(verify_pb2_grpc.VerifyServiceServicer):
         epoch: int | None = None,
         draft_tokens: int = 0,
         logprobs: Sequence[m.TokenLogprobs] = (),
+        cached_tokens: int = 0,
     ) -> m.Progress:
         """`text` as committed after `base_len` (default: what the start had)."""
         tokens = tuple(token_ids(text) if isinstance(text, str) else text)
@@ -126,6 +127,7 @@ class FakeVerifyWorker(verify_pb2_grpc.VerifyServiceServicer):
             origins=(m.TokenOrigin.ACCEPTED,) * accepted + (last,) * (len(tokens) - accepted),
             draft_tokens=draft_tokens,
             logprobs=tuple(logprobs),
+            cached_tokens=cached_tokens,
         )
 
 
@@ -148,11 +150,13 @@ class Stack:
         self._exit_stack = exit_stack
         self._announcers: dict[str, tuple[asyncio.Event, asyncio.Task[None]]] = {}
 
-    async def start_coordinator(self, **settings: Any) -> Coordinator:
+    async def start_coordinator(
+        self, *, model: ServedModel | None = None, **settings: Any
+    ) -> Coordinator:
         made = Settings(
             model="", redis_url="", worker_id="c1", port=0, **{"place_wait_s": 20.0, **settings}
         )
-        coordinator = Coordinator(made, MODEL, self.redis)
+        coordinator = Coordinator(made, model or MODEL, self.redis)
         port = await coordinator.start()
         channel = rpc.open_channel(f"127.0.0.1:{port}")
         self.client = coordinator_pb2_grpc.CoordinatorServiceStub(channel)

@@ -45,7 +45,7 @@ def finished(
         index=index,
         reason=reason,
         text=text,
-        usage=pb.Usage(prompt_tokens=3, completion_tokens=tokens),
+        usage=pb.Usage(prompt_tokens=3, completion_tokens=tokens, cached_tokens=2),
         speculation=types_pb2.SpeculationFigures(**figures),
         timings=pb.GenerateTimings(first_token_us=250_000, total_us=1_500_000),
     )

@@ -27,11 +27,13 @@ OTHER = DraftWorkerRef("d2", "127.0.0.1:2")
 class Worker:
     """A scheduler with its synthetic runner, a clock, and what came out."""
 
-    def __init__(self, blocks: int = 64, **limits: Any) -> None:
+    def __init__(self, blocks: int = 64, *, prefix_cache: bool = True, **limits: Any) -> None:
         self.now = 0.0
         self.runner = SyntheticRunner()
         self.scheduler = Scheduler(
-            BlockPool(blocks), Limits(**{"context_len": 256, "vocab_size": VOCABULARY, **limits})
+            BlockPool(blocks),
+            Limits(**{"context_len": 256, "vocab_size": VOCABULARY, **limits}),
+            kv_fingerprint="kv" if prefix_cache else "",
         )
         self.tokens: dict[str, list[int]] = {}
         self.origins: dict[str, list[TokenOrigin]] = {}
@@ -80,7 +82,7 @@ class Worker:
                 **fields,
             }
         )
-        self.take(self.scheduler.drafts.receive(worker_id, proposal))
+        self.take(self.scheduler.drafts.receive(worker_id, proposal, self.now))
 
     def right_draft(self, sid: str, length: int) -> list[int]:
         return plain_decoding(self.scheduler.sessions[sid].tokens, length)
@@ -90,7 +92,7 @@ class Worker:
             if not self.scheduler.sessions:
                 return
             if not self.step():
-                wake = self.scheduler.wake_at_s()
+                wake = self.scheduler.wake_at_s(self.now)
                 assert wake is not None, "nothing to do, and nothing to wait for"
                 self.now = max(self.now, wake)
         raise AssertionError("sessions do not finish")

@@ -4,11 +4,11 @@ It keeps "KV" (which token was written to which slot) and checks on every step t
 session's blocks hold exactly its own tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from outrider.errors import NumericsError, OutriderError
 from outrider.model.blocks import BLOCK_TOKENS
-from outrider.sampling.acceptance import verify_chain
+from outrider.sampling.acceptance import Verdict, verify_chain, verify_tree
 from verify_worker.state import Decided, Outcome, Plan, Work
 
 VOCABULARY = 50
@@ -33,11 +33,15 @@ def plain_decoding(prompt: Sequence[int], new_tokens: int, stop: int | None = No
 
 
 class SyntheticRunner:
-    """Runs plans like `verify_worker.runner.Runner`; sessions in `poisoned` fail."""
+    """Runs plans like `verify_worker.runner.Runner`; sessions in `poisoned` fail.
+
+    A step takes `seconds`, which depends on its rows.
+    """
 
     def __init__(self) -> None:
         self.poisoned: set[str] = set()
         self.rows_of_steps: list[int] = []
+        self.seconds: Callable[[int], float] = lambda rows: 0.01
         self._kv: dict[int, int] = {}
 
     def run(self, plan: Plan) -> Outcome:
@@ -54,10 +58,22 @@ class SyntheticRunner:
             elif not work.decides:
                 results.append(None)
             else:
-                draft = list(work.draft.token_ids)
-                targets = [next_token([*tokens, *draft[:i]]) for i in range(len(draft) + 1)]
-                results.append(Decided(verify_chain(draft, targets)))
-        return Outcome(tuple(results), 0.01)
+                results.append(Decided(self._verdict(work, tokens)))
+        return Outcome(tuple(results), self.seconds(plan.rows))
+
+    def _verdict(self, work: Work, tokens: list[int]) -> Verdict:
+        draft = work.draft.token_ids
+        paths: list[list[int]] = [[]]
+        for node, parent in enumerate(work.parents or range(-1, len(draft) - 1)):
+            paths.append([*paths[parent + 1], draft[node]])
+        targets = [next_token([*tokens, *path]) for path in paths]
+        if not work.parents:
+            return verify_chain(draft, targets)
+        verdict = verify_tree(draft, work.parents, targets)
+        first = work.session.table.kv_len + work.committed_rows
+        for place, node in enumerate(verdict.path):
+            self._kv[self._slot(work, first + place)] = self._kv[self._slot(work, first + node)]
+        return verdict
 
     def _write(self, work: Work) -> None:
         for offset, token in enumerate(work.token_ids):

@@ -59,6 +59,7 @@ def progresses(draw: st.DrawFn) -> m.Progress:
         origins=draw(origins),
         draft_tokens=draw(U32),
         timings=draw(TIMINGS),
+        cached_tokens=draw(U64),
     )
 
 
@@ -106,7 +107,13 @@ CODECS |= {
     kind: (wire.draft_command_to_pb, wire.draft_command_from_pb, values)
     for kind, values in {
         m.OpenDraft: st.builds(
-            m.OpenDraft, **NAMED, token_ids=IDS, sampling=SAMPLING, draft_len=U32, traceparent=TEXT
+            m.OpenDraft,
+            **NAMED,
+            token_ids=IDS,
+            sampling=SAMPLING,
+            draft_len=U32,
+            max_nodes=U32,
+            traceparent=TEXT,
         ),
         m.CommitDraft: st.builds(
             m.CommitDraft, **NAMED, base_len=U64, token_ids=IDS, draft_len=U32, features=FEATURES

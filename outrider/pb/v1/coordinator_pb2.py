@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from outrider.pb.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doutrider/v1/coordinator.proto\x12\x0boutrider.v1\x1a\x17outrider/v1/types.proto\"\xcf\x06\n\x0fGenerateRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12)\n\x08messages\x18\x05 \x01(\x0b\x32\x15.outrider.v1.MessagesH\x00\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\t \x01(\x01H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x34\n\x0bspeculation\x18\r \x01(\x0b\x32\x1f.outrider.v1.SpeculationOptions\x12\r\n\x05min_p\x18\x0e \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x0f \x01(\x01H\x06\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\x10 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x11 \x01(\x01\x12*\n\nlogit_bias\x18\x12 \x03(\x0b\x32\x16.outrider.v1.LogitBias\x12\x11\n\tbad_words\x18\x13 \x03(\t\x12,\n\rbad_words_ids\x18\x14 \x03(\x0b\x32\x15.outrider.v1.TokenIds\x12\x12\n\nmin_tokens\x18\x15 \x01(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x16 \x03(\r\x12\x18\n\x10\x62\x61nned_token_ids\x18\x17 \x03(\r\x12\x12\n\nignore_eos\x18\x18 \x01(\x08\x12\x14\n\x0cinclude_stop\x18\x19 \x01(\x08\x12-\n\x08logprobs\x18\x1a \x01(\x0b\x32\x1b.outrider.v1.LogprobOptions\x12\x0c\n\x04\x65\x63ho\x18\x1b \x01(\x08\x12\t\n\x01n\x18\x1c \x01(\rB\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penalty\"6\n\x08Messages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x94\x01\n\x10GenerateResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.outrider.v1.StartedH\x00\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x12.outrider.v1.DeltaH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.outrider.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x80\x01\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x13\n\x0bprompt_text\x18\x06 \x01(\t\"J\n\x05\x44\x65lta\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\"\n\x06pieces\x18\x02 \x03(\x0b\x32\x12.outrider.v1.Piece\x12\r\n\x05index\x18\x03 \x01(\r\"\x7f\n\x05Piece\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12(\n\x06origin\x18\x03 \x01(\x0e\x32\x18.outrider.v1.TokenOrigin\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x1a.outrider.v1.TokenLogprobs\"\xda\x01\n\x08\x46inished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x0c\n\x04text\x18\x02 \x01(\t\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x34\n\x0bspeculation\x18\x04 \x01(\x0b\x32\x1f.outrider.v1.SpeculationFigures\x12-\n\x07timings\x18\x05 \x01(\x0b\x32\x1c.outrider.v1.GenerateTimings\x12\r\n\x05index\x18\x06 \x01(\r\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\";\n\x0fGenerateTimings\x12\x16\n\x0e\x66irst_token_us\x18\x01 \x01(\x04\x12\x10\n\x08total_us\x18\x02 \x01(\x04\"#\n\rCancelRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"#\n\x0e\x43\x61ncelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"\'\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"?\n\x12GetSessionResponse\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.outrider.v1.SessionInfo\"\xf8\x01\n\x0bSessionInfo\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.outrider.v1.SessionState\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12\x18\n\x10verify_worker_id\x18\x08 \x01(\t\x12\x17\n\x0f\x64raft_worker_id\x18\t \x01(\t\"\x13\n\x11ListModelsRequest\"<\n\x12ListModelsResponse\x12&\n\x06models\x18\x01 \x03(\x0b\x32\x16.outrider.v1.ModelInfo\"C\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x13\n\x0b\x63ontext_len\x18\x03 \x01(\r\"\x12\n\x10GetStatusRequest\"\xdc\x01\n\x11GetStatusResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.outrider.v1.WorkerInfo\x12\x18\n\x10running_sessions\x18\x02 \x01(\r\x12\x19\n\x11\x66inished_sessions\x18\x03 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\x04\x12\x34\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1f.outrider.v1.SpeculationFigures\x12\x17\n\x0fredis_reachable\x18\x06 \x01(\x08\"\xc4\x01\n\nWorkerInfo\x12%\n\x04pool\x18\x01 \x01(\x0e\x32\x17.outrider.v1.WorkerPool\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x10\n\x08sessions\x18\x06 \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\x07 \x01(\r\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\x12\x11\n\tconnected\x18\t \x01(\x08*d\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SESSION_STATE_RUNNING\x10\x01\x12\x1a\n\x16SESSION_STATE_FINISHED\x10\x02*X\n\nWorkerPool\x12\x1b\n\x17WORKER_POOL_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_POOL_VERIFY\x10\x01\x12\x15\n\x11WORKER_POOL_DRAFT\x10\x02\x32\x8c\x03\n\x12\x43oordinatorService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12\x41\n\x06\x43\x61ncel\x12\x1a.outrider.v1.CancelRequest\x1a\x1b.outrider.v1.CancelResponse\x12M\n\nGetSession\x12\x1e.outrider.v1.GetSessionRequest\x1a\x1f.outrider.v1.GetSessionResponse\x12M\n\nListModels\x12\x1e.outrider.v1.ListModelsRequest\x1a\x1f.outrider.v1.ListModelsResponse\x12J\n\tGetStatus\x12\x1d.outrider.v1.GetStatusRequest\x1a\x1e.outrider.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doutrider/v1/coordinator.proto\x12\x0boutrider.v1\x1a\x17outrider/v1/types.proto\"\xcf\x06\n\x0fGenerateRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12)\n\x08messages\x18\x05 \x01(\x0b\x32\x15.outrider.v1.MessagesH\x00\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\t \x01(\x01H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x34\n\x0bspeculation\x18\r \x01(\x0b\x32\x1f.outrider.v1.SpeculationOptions\x12\r\n\x05min_p\x18\x0e \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x0f \x01(\x01H\x06\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\x10 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x11 \x01(\x01\x12*\n\nlogit_bias\x18\x12 \x03(\x0b\x32\x16.outrider.v1.LogitBias\x12\x11\n\tbad_words\x18\x13 \x03(\t\x12,\n\rbad_words_ids\x18\x14 \x03(\x0b\x32\x15.outrider.v1.TokenIds\x12\x12\n\nmin_tokens\x18\x15 \x01(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x16 \x03(\r\x12\x18\n\x10\x62\x61nned_token_ids\x18\x17 \x03(\r\x12\x12\n\nignore_eos\x18\x18 \x01(\x08\x12\x14\n\x0cinclude_stop\x18\x19 \x01(\x08\x12-\n\x08logprobs\x18\x1a \x01(\x0b\x32\x1b.outrider.v1.LogprobOptions\x12\x0c\n\x04\x65\x63ho\x18\x1b \x01(\x08\x12\t\n\x01n\x18\x1c \x01(\rB\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penalty\"6\n\x08Messages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x94\x01\n\x10GenerateResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.outrider.v1.StartedH\x00\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x12.outrider.v1.DeltaH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.outrider.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x80\x01\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x13\n\x0bprompt_text\x18\x06 \x01(\t\"J\n\x05\x44\x65lta\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\"\n\x06pieces\x18\x02 \x03(\x0b\x32\x12.outrider.v1.Piece\x12\r\n\x05index\x18\x03 \x01(\r\"\x7f\n\x05Piece\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12(\n\x06origin\x18\x03 \x01(\x0e\x32\x18.outrider.v1.TokenOrigin\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x1a.outrider.v1.TokenLogprobs\"\xda\x01\n\x08\x46inished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x0c\n\x04text\x18\x02 \x01(\t\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x34\n\x0bspeculation\x18\x04 \x01(\x0b\x32\x1f.outrider.v1.SpeculationFigures\x12-\n\x07timings\x18\x05 \x01(\x0b\x32\x1c.outrider.v1.GenerateTimings\x12\r\n\x05index\x18\x06 \x01(\r\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\";\n\x0fGenerateTimings\x12\x16\n\x0e\x66irst_token_us\x18\x01 \x01(\x04\x12\x10\n\x08total_us\x18\x02 \x01(\x04\"#\n\rCancelRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"#\n\x0e\x43\x61ncelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"\'\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"?\n\x12GetSessionResponse\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.outrider.v1.SessionInfo\"\xf8\x01\n\x0bSessionInfo\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.outrider.v1.SessionState\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12\x18\n\x10verify_worker_id\x18\x08 \x01(\t\x12\x17\n\x0f\x64raft_worker_id\x18\t \x01(\t\"\x13\n\x11ListModelsRequest\"<\n\x12ListModelsResponse\x12&\n\x06models\x18\x01 \x03(\x0b\x32\x16.outrider.v1.ModelInfo\"C\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x13\n\x0b\x63ontext_len\x18\x03 \x01(\r\"\x12\n\x10GetStatusRequest\"\xdc\x01\n\x11GetStatusResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.outrider.v1.WorkerInfo\x12\x18\n\x10running_sessions\x18\x02 \x01(\r\x12\x19\n\x11\x66inished_sessions\x18\x03 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\x04\x12\x34\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1f.outrider.v1.SpeculationFigures\x12\x17\n\x0fredis_reachable\x18\x06 \x01(\x08\"\xc4\x01\n\nWorkerInfo\x12%\n\x04pool\x18\x01 \x01(\x0e\x32\x17.outrider.v1.WorkerPool\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x10\n\x08sessions\x18\x06 \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\x07 \x01(\r\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\x12\x11\n\tconnected\x18\t \x01(\x08*d\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SESSION_STATE_RUNNING\x10\x01\x12\x1a\n\x16SESSION_STATE_FINISHED\x10\x02*X\n\nWorkerPool\x12\x1b\n\x17WORKER_POOL_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_POOL_VERIFY\x10\x01\x12\x15\n\x11WORKER_POOL_DRAFT\x10\x02\x32\x8c\x03\n\x12\x43oordinatorService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12\x41\n\x06\x43\x61ncel\x12\x1a.outrider.v1.CancelRequest\x1a\x1b.outrider.v1.CancelResponse\x12M\n\nGetSession\x12\x1e.outrider.v1.GetSessionRequest\x1a\x1f.outrider.v1.GetSessionResponse\x12M\n\nListModels\x12\x1e.outrider.v1.ListModelsRequest\x1a\x1f.outrider.v1.ListModelsResponse\x12J\n\tGetStatus\x12\x1d.outrider.v1.GetStatusRequest\x1a\x1e.outrider.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SESSIONSTATE']._serialized_start=2876
-  _globals['_SESSIONSTATE']._serialized_end=2976
-  _globals['_WORKERPOOL']._serialized_start=2978
-  _globals['_WORKERPOOL']._serialized_end=3066
+  _globals['_SESSIONSTATE']._serialized_start=2899
+  _globals['_SESSIONSTATE']._serialized_end=2999
+  _globals['_WORKERPOOL']._serialized_start=3001
+  _globals['_WORKERPOOL']._serialized_end=3089
   _globals['_GENERATEREQUEST']._serialized_start=72
   _globals['_GENERATEREQUEST']._serialized_end=919
   _globals['_MESSAGES']._serialized_start=921
@@ -53,31 +53,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FINISHED']._serialized_start=1511
   _globals['_FINISHED']._serialized_end=1729
   _globals['_USAGE']._serialized_start=1731
-  _globals['_USAGE']._serialized_end=1788
-  _globals['_GENERATETIMINGS']._serialized_start=1790
-  _globals['_GENERATETIMINGS']._serialized_end=1849
-  _globals['_CANCELREQUEST']._serialized_start=1851
-  _globals['_CANCELREQUEST']._serialized_end=1886
-  _globals['_CANCELRESPONSE']._serialized_start=1888
-  _globals['_CANCELRESPONSE']._serialized_end=1923
-  _globals['_GETSESSIONREQUEST']._serialized_start=1925
-  _globals['_GETSESSIONREQUEST']._serialized_end=1964
-  _globals['_GETSESSIONRESPONSE']._serialized_start=1966
-  _globals['_GETSESSIONRESPONSE']._serialized_end=2029
-  _globals['_SESSIONINFO']._serialized_start=2032
-  _globals['_SESSIONINFO']._serialized_end=2280
-  _globals['_LISTMODELSREQUEST']._serialized_start=2282
-  _globals['_LISTMODELSREQUEST']._serialized_end=2301
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2303
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2363
-  _globals['_MODELINFO']._serialized_start=2365
-  _globals['_MODELINFO']._serialized_end=2432
-  _globals['_GETSTATUSREQUEST']._serialized_start=2434
-  _globals['_GETSTATUSREQUEST']._serialized_end=2452
-  _globals['_GETSTATUSRESPONSE']._serialized_start=2455
-  _globals['_GETSTATUSRESPONSE']._serialized_end=2675
-  _globals['_WORKERINFO']._serialized_start=2678
-  _globals['_WORKERINFO']._serialized_end=2874
-  _globals['_COORDINATORSERVICE']._serialized_start=3069
-  _globals['_COORDINATORSERVICE']._serialized_end=3465
+  _globals['_USAGE']._serialized_end=1811
+  _globals['_GENERATETIMINGS']._serialized_start=1813
+  _globals['_GENERATETIMINGS']._serialized_end=1872
+  _globals['_CANCELREQUEST']._serialized_start=1874
+  _globals['_CANCELREQUEST']._serialized_end=1909
+  _globals['_CANCELRESPONSE']._serialized_start=1911
+  _globals['_CANCELRESPONSE']._serialized_end=1946
+  _globals['_GETSESSIONREQUEST']._serialized_start=1948
+  _globals['_GETSESSIONREQUEST']._serialized_end=1987
+  _globals['_GETSESSIONRESPONSE']._serialized_start=1989
+  _globals['_GETSESSIONRESPONSE']._serialized_end=2052
+  _globals['_SESSIONINFO']._serialized_start=2055
+  _globals['_SESSIONINFO']._serialized_end=2303
+  _globals['_LISTMODELSREQUEST']._serialized_start=2305
+  _globals['_LISTMODELSREQUEST']._serialized_end=2324
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2326
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2386
+  _globals['_MODELINFO']._serialized_start=2388
+  _globals['_MODELINFO']._serialized_end=2455
+  _globals['_GETSTATUSREQUEST']._serialized_start=2457
+  _globals['_GETSTATUSREQUEST']._serialized_end=2475
+  _globals['_GETSTATUSRESPONSE']._serialized_start=2478
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2698
+  _globals['_WORKERINFO']._serialized_start=2701
+  _globals['_WORKERINFO']._serialized_end=2897
+  _globals['_COORDINATORSERVICE']._serialized_start=3092
+  _globals['_COORDINATORSERVICE']._serialized_end=3488
 # @@protoc_insertion_point(module_scope)

@@ -89,6 +89,7 @@ class OpenDraft(_message.Message):
     STOP_IDS_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
     Q_TOP_FIELD_NUMBER: _builtins.int
+    MAX_NODES_FIELD_NUMBER: _builtins.int
     draft_len: _builtins.int
     """Tokens wanted after token_ids; 0 only prepares the session."""
     traceparent: _builtins.str
@@ -99,6 +100,8 @@ class OpenDraft(_message.Message):
     """Under the rejection rule drafts are sampled from q, which comes with them."""
     q_top: _builtins.int
     """Tokens that q may have; 0 is all of them."""
+    max_nodes: _builtins.int
+    """Nodes that a draft may have as a tree; 0 asks for chains."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Every committed token, prompt included."""
@@ -118,10 +121,11 @@ class OpenDraft(_message.Message):
         stop_ids: _abc.Iterable[_builtins.int] | None = ...,
         rule: _types_pb2.AcceptanceRule.ValueType = ...,
         q_top: _builtins.int = ...,
+        max_nodes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_len", b"draft_len", "prompt_len", b"prompt_len", "q_top", b"q_top", "rule", b"rule", "sampling", b"sampling", "stop_ids", b"stop_ids", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_len", b"draft_len", "max_nodes", b"max_nodes", "prompt_len", b"prompt_len", "q_top", b"q_top", "rule", b"rule", "sampling", b"sampling", "stop_ids", b"stop_ids", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -140,7 +144,7 @@ class CommitDraft(_message.Message):
     base_len: _builtins.int
     """Committed tokens before token_ids."""
     draft_len: _builtins.int
-    """Tokens wanted after these; 0 asks for nothing."""
+    """Tokens wanted after these, of a tree levels; 0 asks for nothing."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property

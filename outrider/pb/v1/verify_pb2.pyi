@@ -266,10 +266,13 @@ class Progress(_message.Message):
     DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     base_len: _builtins.int
     """Committed tokens before token_ids."""
     draft_tokens: _builtins.int
     """Draft tokens that the round verified."""
+    cached_tokens: _builtins.int
+    """Of the prompt, the tokens that the worker did not have to compute."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -291,10 +294,11 @@ class Progress(_message.Message):
         draft_tokens: _builtins.int = ...,
         timings: _types_pb2.Timings | None = ...,
         logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "draft_tokens", b"draft_tokens", "logprobs", b"logprobs", "origins", b"origins", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "cached_tokens", b"cached_tokens", "draft_tokens", b"draft_tokens", "logprobs", b"logprobs", "origins", b"origins", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -374,6 +378,10 @@ class GetWorkerStateResponse(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     STALE_PROPOSALS_FIELD_NUMBER: _builtins.int
     MALFORMED_PROPOSALS_FIELD_NUMBER: _builtins.int
+    CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    PREFIX_QUERIES_FIELD_NUMBER: _builtins.int
+    PREFIX_HITS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.str
     total_blocks: _builtins.int
@@ -384,6 +392,13 @@ class GetWorkerStateResponse(_message.Message):
     stale_proposals: _builtins.int
     """Proposals dropped because the session had moved on, or because they were malformed."""
     malformed_proposals: _builtins.int
+    cached_blocks: _builtins.int
+    """KV blocks among the free ones that hold a prefix which can be adopted."""
+    prefix_queries: _builtins.int
+    """Tokens of sessions that got their first blocks, and those whose KV was there."""
+    prefix_hits: _builtins.int
+    rows: _builtins.int
+    """Rows of all forward passes."""
     @_builtins.property
     def speculation(self) -> _types_pb2.SpeculationFigures: ...
     def __init__(
@@ -398,10 +413,14 @@ class GetWorkerStateResponse(_message.Message):
         speculation: _types_pb2.SpeculationFigures | None = ...,
         stale_proposals: _builtins.int = ...,
         malformed_proposals: _builtins.int = ...,
+        cached_blocks: _builtins.int = ...,
+        prefix_queries: _builtins.int = ...,
+        prefix_hits: _builtins.int = ...,
+        rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_blocks", b"free_blocks", "incarnation", b"incarnation", "malformed_proposals", b"malformed_proposals", "running_sessions", b"running_sessions", "speculation", b"speculation", "stale_proposals", b"stale_proposals", "total_blocks", b"total_blocks", "waiting_sessions", b"waiting_sessions", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_blocks", b"cached_blocks", "free_blocks", b"free_blocks", "incarnation", b"incarnation", "malformed_proposals", b"malformed_proposals", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "rows", b"rows", "running_sessions", b"running_sessions", "speculation", b"speculation", "stale_proposals", b"stale_proposals", "total_blocks", b"total_blocks", "waiting_sessions", b"waiting_sessions", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -59,7 +59,7 @@ def test_json_is_one_object(fake: FakeCoordinator) -> None:
         "text": "Hello w!",
         "token_ids": [5, 6, 7, 8],
         "finish_reason": "stop",
-        "usage": {"prompt_tokens": 3, "completion_tokens": 4},
+        "usage": {"prompt_tokens": 3, "completion_tokens": 4, "cached_tokens": 2},
         "speculation": {
             "rounds": 3,
             "drafts": 2,
@@ -148,7 +148,7 @@ def test_json_of_several_completions(fake: FakeCoordinator) -> None:
     assert [choice["index"] for choice in found["choices"]] == [0, 1]
     assert [choice["text"] for choice in found["choices"]] == ["ab!", "ABC"]
     assert [choice["seed"] for choice in found["choices"]] == [7, derived_seed(7, 1)]
-    assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": 5}
+    assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "cached_tokens": 2}
     assert found["seed"] == 7
     assert fake.requests[0].n == 2
 

@@ -62,7 +62,8 @@ def test_completion_has_everything(client: Client) -> None:
     assert completion.text == "Hello w!"
     assert completion.token_ids == (5, 6, 7, 8)
     assert completion.finish_reason is FinishReason.STOP
-    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (3, 4)
+    usage = completion.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (3, 4, 2)
     assert completion.speculation.acceptance_rate == 0.25
     assert completion.timings.first_token_s == 0.25
     assert completion.timings.total_s == 1.5

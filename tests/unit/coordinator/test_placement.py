@@ -34,6 +34,50 @@ def test_least_own_sessions_then_least_reported() -> None:
     assert chosen(choose_verify_worker(reversed(workers), {})) == "a"
 
 
+def test_the_longest_held_prefix_wins() -> None:
+    workers = [worker("a", capacity=64), worker("b", capacity=64), worker("c", capacity=64)]
+
+    def choose(load: dict[str, int], **held: int) -> str | None:
+        return chosen(choose_verify_worker(workers, load, held=held))
+
+    assert choose({}, c=64) == "c"
+    assert choose({}, b=64, c=128) == "c"
+    assert choose({"a": 1}, a=0, b=0) == "b"
+    # Between equal holders the less loaded one.
+    assert choose({"b": 1}, b=128, c=128) == "c"
+
+
+def test_a_holder_that_is_too_busy_for_what_it_holds_is_not_taken() -> None:
+    workers = [worker("a", capacity=64), worker("b", capacity=64), worker("c", capacity=64)]
+
+    def choose(load: dict[str, int], **held: int) -> str | None:
+        return chosen(choose_verify_worker(workers, load, held=held))
+
+    # One session more for each 64 tokens, compared with the least busy one.
+    assert choose({"a": 3, "b": 5, "c": 4}, b=128) == "b"
+    assert choose({"a": 3, "b": 6, "c": 4}, b=128) == "a"
+    # Another holds less, and is not too busy for that.
+    assert choose({"a": 3, "b": 6, "c": 4}, b=128, c=64) == "c"
+    # Never more than a quarter of its capacity.
+    assert choose({"b": 16}, b=4096) == "b"
+    assert choose({"b": 17}, b=4096) == "a"
+    # What a worker says itself counts too: another coordinator may have placed sessions there.
+    busy = [workers[0], replace(workers[1], sessions=3)]
+    assert chosen(choose_verify_worker(busy, {}, held={"b": 128})) == "a"
+    assert chosen(choose_verify_worker(busy, {}, held={"b": 192})) == "b"
+
+
+def test_a_small_holder_may_have_one_session_more() -> None:
+    workers = [worker("a", capacity=2), worker("b", capacity=2)]
+    assert chosen(choose_verify_worker(workers, {"b": 1}, held={"b": 256})) == "b"
+
+
+def test_a_holder_that_takes_nothing_is_not_chosen() -> None:
+    workers = [worker("a"), worker("b"), worker("c", capacity=1), worker("d", draining=True)]
+    held = {"b": 512, "c": 512, "d": 512}
+    assert chosen(choose_verify_worker(workers, {"c": 1}, exclude={"b"}, held=held)) == "a"
+
+
 def test_draining_and_full_workers_take_nothing() -> None:
     workers = [worker("a", draining=True), worker("b", capacity=1), worker("c")]
     assert chosen(choose_verify_worker(workers, {"b": 1, "c": 3})) == "c"

@@ -12,6 +12,7 @@ URL = "redis://127.0.0.1:6379/0"
     [
         ({"drafter": "model"}, "--draft-model"),
         ({"drafter": "ngram", "draft_model": "/models/x"}, "--draft-model"),
+        ({"drafter": "ngram", "tree_width": 2}, "--tree-width"),
         ({"ngram_min": 5, "ngram_max": 4}, "--ngram-min"),
     ],
 )

@@ -49,7 +49,7 @@ def test_flags_of_each_service() -> None:
         draft_len=5,
         drain_s=2.0,
         otlp_endpoint="http://c:4317",
-        verify_flags=("--kv-memory-mb", "64"),
+        verify_flags=("--kv-memory", "64MiB"),
     )
     commands = Commands(settings)
     shared = {
@@ -73,7 +73,8 @@ def test_flags_of_each_service() -> None:
         "--draft-len": "5",
         "--drain-timeout-s": "2.0",
         "--threads": "2",
-        "--kv-memory-mb": "64",
+        # The last one counts.
+        "--kv-memory": "64MiB",
     }
     draft = commands.draft_worker("redis://r", "draft-1")
     assert draft[2] == "draft_worker"

@@ -103,24 +103,24 @@ def test_of_two_blocks_with_the_same_tokens_the_first_is_the_one_to_adopt() -> N
     assert adopting(pool, [*tokens, 1]).blocks == first.blocks
 
 
-def test_a_prefix_that_another_computed_meanwhile_takes_the_place_of_what_was_begun() -> None:
+def test_a_sequence_goes_on_with_what_another_has_computed_further() -> None:
     pool, tokens = BlockPool(8), list(range(70))
-    slow = BlockTable()
-    pool.grow(slow, 24)
-    slow.kv_len = 24
-    pool.seal(slow, chain_of(tokens))
+    slow = filled(pool, tokens[:16])
     fast = adopting(pool, tokens)
-    assert fast.blocks == slow.blocks[:1]
+    assert fast.blocks == slow.blocks
     pool.grow(fast, 70)
     fast.kv_len = 70
     pool.seal(fast, chain_of(tokens))
-    begun = slow.blocks[1]
     pool.adopt(slow, pool.match(chain_of(tokens), 1, 4))
     assert (slow.blocks, slow.kv_len) == (fast.blocks[:4], 64)
-    assert pool.users(begun) == 0
     pool.release(slow)
     pool.release(fast)
     assert pool.free == 8
+    begun = BlockTable()
+    pool.grow(begun, 3)
+    begun.kv_len = 3
+    with pytest.raises(AssertionError, match="begun"):
+        pool.adopt(begun, pool.match(chain_of(tokens), 0, 1))
 
 
 def test_the_end_of_the_prefix_that_rested_longest_is_evicted_first() -> None:

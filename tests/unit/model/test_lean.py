@@ -44,7 +44,7 @@ CONFIGS = {
 
 def save(where: Path, name: str) -> Path:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name]())
+    model: Any = AutoModelForCausalLM.from_config(CONFIGS[name]())
     with torch.no_grad():
         for parameter in model.parameters():
             # Norm weights and biases too: ones and zeros would hide that they are left out.
@@ -55,9 +55,9 @@ def save(where: Path, name: str) -> Path:
 
 
 def own_logits(path: Path, tokens: list[int]) -> torch.Tensor:
-    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
     with torch.inference_mode():
-        logits: torch.Tensor = model(input_ids=torch.tensor([tokens])).logits[0]
+        logits: torch.Tensor = model.eval()(input_ids=torch.tensor([tokens])).logits[0]
     return logits
 
 

@@ -20,7 +20,7 @@ from outrider.model.blocks import BlockTable
 from outrider.model.describe import describe
 from outrider.model.loading import check_supported, load_model
 from outrider.model.paged import PagedModel, Segment
-from outrider.model.selfcheck import check_paged_forward
+from outrider.model.selfcheck import OwnLogits, check_paged_forward
 from tests.support.models import CONTEXT, EOS, FAMILIES, VOCABULARY, WINDOW, save_model
 
 
@@ -71,7 +71,9 @@ def test_no_logits_are_computed_for_rows_that_need_none(tmp_path: Path) -> None:
 def test_selfcheck_passes_for_supported_models(family: str, tmp_path: Path) -> None:
     loaded = load_model(str(save_model(tmp_path, family)))
     paged = PagedModel(loaded, 40)
-    assert check_paged_forward(loaded, paged) < 1e-3
+    found = check_paged_forward(OwnLogits.of(loaded), paged)
+    assert found is not None
+    assert found.difference < 1e-3
     assert paged.pool.free == 40
 
 
@@ -95,7 +97,7 @@ def test_selfcheck_refuses_a_model_that_pages_get_wrong(
     loaded = load_model(str(save_model(tmp_path, "gemma2")))
     damage(monkeypatch)
     with pytest.raises(UnsupportedModelError, match="can't be served exactly"):
-        check_paged_forward(loaded, PagedModel(loaded, 40))
+        check_paged_forward(OwnLogits.of(loaded), PagedModel(loaded, 40))
 
 
 @pytest.mark.parametrize(

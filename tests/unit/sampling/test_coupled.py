@@ -4,7 +4,17 @@ from scipy import stats
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from outrider.messages import SamplingParams
-from outrider.sampling.coupled import processed_scores, target_tokens, unusable_rows
+from outrider.sampling import coupled
+from outrider.sampling.coupled import (
+    Targets,
+    TargetsFrom,
+    choose,
+    processed_scores,
+    ranked_tokens,
+    target_tokens,
+    unusable_rows,
+)
+from outrider.sampling.noise import gumbels
 from outrider.sampling.rows import Row
 
 
@@ -94,3 +104,100 @@ def test_unusable_rows() -> None:
     logits[3] = -torch.inf
     logits[4, 1] = -torch.inf
     assert unusable_rows(logits) == [1, 2, 3]
+
+
+def mixed_rows(count: int) -> list[Row]:
+    """Greedy, sampled and constrained rows; some at one position of one session, as in a tree."""
+    params = [
+        SamplingParams(),
+        SamplingParams(0.8, seed=7),
+        SamplingParams(1.2, top_k=9, seed=7),
+        SamplingParams(0.9, top_p=0.8, seed=2**63),
+        SamplingParams(0.9, min_p=0.1, seed=1),
+        SamplingParams(repetition_penalty=1.5),
+        SamplingParams(0.7, seed=7, frequency_penalty=2.0, allowed_ids=tuple(range(3, 40))),
+    ]
+    return [Row(params[r % 7], [3, 4, 5], [6] * (r // 14), 1) for r in range(count)]
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 300, 2000, 10**6])
+def test_chunks_and_shared_noise_change_nothing(
+    chunk_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(4)) * 3
+    logits[11, 8] = torch.nan
+    logits[12] = torch.inf
+    logits[27] = -torch.inf
+    logits[34, 3:40] = -torch.inf  # all that is allowed there
+    rows = mixed_rows(50)
+    alone = [choose(logits[r : r + 1], [rows[r]]) for r in range(50)]
+    dead = [r for r, own in enumerate(alone) if own.dead]
+    assert dead == [11, 12, 27, 34]
+    monkeypatch.setattr(coupled, "_CHUNK_TOKENS", chunk_tokens)
+    together = choose(logits, rows)
+    assert together.dead == dead
+    for r in range(50):
+        assert r in dead or together.token_ids[r] == alone[r].token_ids[0]
+
+
+def test_targets_are_those_of_all_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(28, 300, generator=torch.Generator().manual_seed(4)) * 3
+    logits[[0, 8]] = torch.nan
+    rows = mixed_rows(28)
+    expected = choose(logits, rows)
+    sizes: list[int] = []
+
+    def counted(logits: torch.Tensor, rows: list[Row]) -> coupled.Choices:
+        sizes.append(len(rows))
+        return choose(logits, rows)
+
+    monkeypatch.setattr(coupled, "choose", counted)
+    targets = Targets(logits, rows)
+    # The greedy ones; the others when they are asked for, once.
+    assert sizes == [4]
+    for _ in range(2):
+        for r, token in enumerate(expected.token_ids):
+            assert targets[r] == (None if r in expected.dead else token)
+            assert TargetsFrom(targets, 3)[r - 3] == targets[r]
+    assert sizes == [4, *[1] * 24]
+
+
+def test_targets_of_no_rows() -> None:
+    Targets(torch.zeros(0, 5), [])
+
+
+def test_noise_is_made_once_for_all_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def counted(seeds: list[int], *others: object, **named: object) -> torch.Tensor:
+        made.append(len(seeds))
+        return gumbels(seeds, *others, **named)  # type: ignore[arg-type]  # passed through
+
+    monkeypatch.setattr(coupled, "gumbels", counted)
+    sampling = SamplingParams(0.8, seed=1)
+    levels = [Row(sampling, [1], [t] * depth) for depth in range(3) for t in range(8)]
+    target_tokens(torch.zeros(24, 300), levels)
+    assert sum(made) == 3
+
+
+def test_ranked_tokens_are_the_next_best_under_the_same_noise() -> None:
+    logits = torch.randn(14, 300, generator=torch.Generator().manual_seed(5)) * 3
+    rows = mixed_rows(14)
+    ranked = ranked_tokens(logits, rows, 4)
+    assert [best[0] for best in ranked] == target_tokens(logits, rows)
+    # Barring what was best makes the next one the best.
+    for r, best in enumerate(ranked):
+        if rows[r].sampling.top_k or rows[r].sampling.top_p < 1 or rows[r].sampling.min_p:
+            continue
+        assert len(best) == 4
+        left = logits[r : r + 1].clone()
+        for token in best:
+            assert target_tokens(left, [rows[r]]) == [token]
+            left[0, token] = -torch.inf
+
+
+def test_barred_tokens_are_not_ranked() -> None:
+    rows = [Row(SamplingParams(allowed_ids=(5, 2)), [0]), Row(SamplingParams(1.0, top_k=1), [0])]
+    logits = torch.arange(8.0).expand(2, -1)
+    assert ranked_tokens(logits, rows, 3) == [[5, 2], [7]]
+    assert ranked_tokens(torch.zeros(1, 3), [Row(SamplingParams(), [0])], 9) == [[0, 1, 2]]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outrider.messages import SamplingParams
-from outrider.sampling.coupled import dead_rows, processed_scores, target_tokens, unusable_rows
+from outrider.sampling.coupled import choose, processed_scores, target_tokens, unusable_rows
 from outrider.sampling.processors import constrained_scores, constrains, warped_scores
 from outrider.sampling.rows import Row
 
@@ -68,7 +68,7 @@ def test_a_row_with_every_token_barred_is_named(
     rows = [Row(SAMPLED, (0,)), Row(sampling, (0, 1), (), 2, frozenset({3})), Row(SAMPLED, (0,))]
     processed = processed_scores(LOGITS.expand(3, -1), rows)
     assert unusable_rows(processed) == [1]
-    assert dead_rows(LOGITS.expand(3, -1), rows) == [1]
+    assert choose(LOGITS.expand(3, -1), rows).dead == [1]
 
 
 def test_dead_rows() -> None:
@@ -78,11 +78,11 @@ def test_dead_rows() -> None:
     logits[3, 2] = torch.inf
     free, barred = Row(SAMPLED, (0,)), Row(SamplingParams(allowed_ids=(9,)), (0,))
     bound = Row(SamplingParams(banned_ids=(1,)), (0,))
-    assert dead_rows(logits, [free] * 6) == [0, 3]
-    assert dead_rows(logits, [free, bound, barred, free, barred, bound]) == [0, 2, 3, 4]
-    assert dead_rows(LOGITS.repeat(2, 1), [bound, free]) == []
+    assert choose(logits, [free] * 6).dead == [0, 3]
+    assert choose(logits, [free, bound, barred, free, barred, bound]).dead == [0, 2, 3, 4]
+    assert choose(LOGITS.repeat(2, 1), [bound, free]).dead == []
     # A number that was no number stays named when its token is barred.
-    assert dead_rows(logits[:1], [bound]) == [0]
+    assert choose(logits[:1], [bound]).dead == [0]
 
 
 def test_a_word_is_barred_across_committed_and_drafted_tokens() -> None:

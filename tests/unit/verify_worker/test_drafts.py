@@ -58,7 +58,7 @@ def test_the_first_wait_is_no_longer_than_the_first_step_makes_likely() -> None:
     worker.start(prompt=40)
     worker.step()
     # The prefill took 0.01 s, so a decoding step takes no more.
-    wake = worker.scheduler.wake_at_s()
+    wake = worker.scheduler.wake_at_s(worker.now)
     assert wake is not None
     assert wake - worker.now <= 4 * worker.now
 
@@ -77,13 +77,13 @@ def test_a_silent_draft_worker_costs_its_first_sessions_only() -> None:
 
 
 def test_sessions_that_wait_together_miss_once() -> None:
-    worker = Worker(draft_len=4)
+    worker = Worker(draft_len=4, draft_wait_s=0.04)
     for number in range(6):
         worker.start(f"s{number}", prompt=5 + number, new=12)
     for _ in range(2):
         while worker.step():
             pass
-        wake = worker.scheduler.wake_at_s()
+        wake = worker.scheduler.wake_at_s(worker.now)
         assert wake is not None
         worker.now = wake
     worker.step()

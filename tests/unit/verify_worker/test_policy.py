@@ -4,15 +4,18 @@ import pytest
 
 from tests.support.scheduling import Worker
 from tests.support.synthetic import VOCABULARY, plain_decoding
+from verify_worker.cost import NOTHING, CostModel, StepShape
 from verify_worker.policy import (
     FIRST_REST_S,
-    INITIAL_STEP_S,
+    FIRST_SHARE,
     LONGEST_REST_S,
     MISSES_TO_REST,
     REST_WAITS,
+    Expectation,
     Patience,
     Punctuality,
-    StepClock,
+    chunk_rows,
+    stakes,
 )
 
 
@@ -26,7 +29,7 @@ def test_drafts_that_are_not_worth_their_wait_are_given_up(draft: list[int], wai
         if worker.step():
             steps += 1
             continue
-        wake = worker.scheduler.wake_at_s()
+        wake = worker.scheduler.wake_at_s(worker.now)
         assert wake is not None
         worker.now += waits * (wake - worker.now)
         want = worker.scheduler.sessions["s"].want
@@ -45,21 +48,6 @@ def test_patience_comes_back_when_drafts_pay_again() -> None:
     for _ in range(3):
         assert patience.note(0.0, 4.0, 4.0) == 0
     assert [patience.note(4.0, 0.0, 4.0) for _ in range(3)] == [0, 0, 16]
-
-
-def test_any_step_bounds_what_a_decoding_step_takes() -> None:
-    clock = StepClock()
-    assert clock.step_s == INITIAL_STEP_S
-    clock.observe(2.0, decoding=False)
-    assert clock.step_s == INITIAL_STEP_S
-    clock.observe(0.03, decoding=False)
-    assert clock.step_s == 0.03
-    clock.observe(0.02, decoding=True)
-    assert clock.step_s == 0.02
-    # Once measured, prefill says nothing, and a step that failed took no time.
-    clock.observe(0.001, decoding=False)
-    clock.observe(0.0, decoding=True)
-    assert clock.step_s == 0.02
 
 
 def test_rests_grow_up_to_a_limit_and_end_with_an_answer() -> None:
@@ -81,7 +69,8 @@ def test_rests_grow_up_to_a_limit_and_end_with_an_answer() -> None:
     assert rests[0] == pytest.approx(FIRST_REST_S)
     assert rests[1:3] == [pytest.approx(2 * FIRST_REST_S), pytest.approx(4 * FIRST_REST_S)]
     assert max(rests) == pytest.approx(LONGEST_REST_S)
-    draft_worker.note_in_time()
+    assert draft_worker.note_answer()
+    assert not draft_worker.note_answer()
     assert draft_worker.may_ask(now, 0.01)
     assert draft_worker.may_ask(now, 0.01)
 
@@ -91,3 +80,57 @@ def test_a_rest_is_long_against_the_wait_that_it_saves() -> None:
     for number in range(MISSES_TO_REST):
         draft_worker.note_missed(10.0 * number, 10.0 * (number + 1))
     assert draft_worker.rest_until_s - 10.0 * MISSES_TO_REST == 10.0 * REST_WAITS
+
+
+def steep(row_s: float) -> CostModel:
+    """A machine on which a row takes `row_s`, after the first, which takes 10 ms."""
+    cost = CostModel()
+    for _ in range(30):
+        for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+            cost.observe(StepShape.of(rows), 0.01 + row_s * (rows - 1))
+    return cost
+
+
+def test_a_draft_can_save_no_more_than_its_tokens() -> None:
+    free, dear = steep(0.0), steep(0.01)
+    one = StepShape(1, 1)
+    at_stake = stakes(one, 4, free)
+    assert at_stake.limit_s == pytest.approx(0.04, rel=0.05)
+    assert at_stake.gain_s(1.0) == pytest.approx(0.04, rel=0.1)
+    assert at_stake.gain_s(0.0) <= 0
+    # Where a row costs as much as a step, a draft that is half right saves nothing.
+    assert stakes(one, 4, dear).gain_s(0.5) < 0
+
+
+def test_a_session_is_expected_to_be_like_the_others_until_it_is_known() -> None:
+    own = Expectation()
+    assert own.share() == FIRST_SHARE
+    assert own.share(0.1) == pytest.approx(0.1)
+    for _ in range(40):
+        own.note(4, 4)
+    assert own.share(0.1) > 0.9
+    for _ in range(40):
+        own.note(0, 4)
+    assert own.share(0.1) < 0.15
+
+
+def test_prefill_beside_decoding_takes_what_it_may() -> None:
+    cost, eight = steep(0.001), StepShape(8, 8)
+    rows = chunk_rows(eight, 0, cost, 512, 3.0)
+    assert rows % 16 == 0
+    bound = 3.0 * cost.seconds(eight)
+    assert cost.seconds(eight + StepShape.of(rows, rows)) <= bound
+    assert cost.seconds(eight + StepShape.of(rows + 16, rows + 16)) > bound
+
+
+def test_prefill_alone_takes_the_whole_step() -> None:
+    assert chunk_rows(NOTHING, 0, steep(0.001), 512, 3.0) == 512
+
+
+def test_prefill_always_gets_on() -> None:
+    assert chunk_rows(StepShape(8, 8), 4000, steep(1.0), 512, 1.0) == 16
+    assert chunk_rows(StepShape(600, 600), 0, steep(0.0), 512, 3.0) == 16
+
+
+def test_prefill_never_takes_more_than_the_step_has() -> None:
+    assert chunk_rows(StepShape(8, 8), 0, steep(0.0), 128, 3.0) == 112

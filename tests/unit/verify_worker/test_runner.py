@@ -69,7 +69,7 @@ class Target:
                         base_len=session.want.base_len,
                         draft=Draft(tuple(next(drafts)[: session.want.draft_len])),
                     )
-                    self.scheduler.drafts.receive("d", proposal)
+                    self.scheduler.drafts.receive("d", proposal, 0.0)
             plan = self.scheduler.plan(now_s=1e9)
             assert plan is not None
             self.scheduler.reserve(plan)

@@ -78,7 +78,7 @@ def test_a_draft_that_does_not_come_is_not_waited_for_long() -> None:
     worker = Worker(draft_len=4)
     worker.start()
     worker.step()
-    wake = worker.scheduler.wake_at_s()
+    wake = worker.scheduler.wake_at_s(worker.now)
     assert wake is not None
     assert not worker.step()
     worker.now = wake
@@ -120,7 +120,7 @@ def test_case_15_exactly_max_tokens(new: int) -> None:
 
 
 def test_case_16_the_last_place_of_the_context_is_used() -> None:
-    worker = Worker(context_len=64, draft_len=5)
+    worker = Worker(context_len=64, draft_len=5, draft_wait_s=1.0)
     worker.start(prompt=60, new=1000, tokens=[t % 40 for t in range(60)])
     asked = []
     while worker.scheduler.sessions:
@@ -148,12 +148,21 @@ def test_case_13_a_stop_id_inside_an_accepted_draft() -> None:
     assert worker.scheduler.pool.free == worker.scheduler.pool.total
 
 
+def wide_tree(nodes: int, depth: int = 1) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A chain of `depth` tokens and as many first tokens beside it as there is room for."""
+    beside = nodes - depth
+    return tuple(range(nodes)), (*range(-1, depth - 1), *([-1] * beside))
+
+
 def rubbish() -> list[tuple[str, Callable[[Worker], None]]]:
     return [
         ("id is the vocabulary size", lambda w: w.propose("s", [VOCABULARY])),
         ("id is -1 as the wire shows it", lambda w: w.propose("s", [2**32 - 1])),
         ("more than was asked for", lambda w: w.propose("s", [1] * 5)),
-        ("a tree", lambda w: w.propose("s", [], draft=Draft((1, 2), (-1, -1)))),
+        ("a parent that points forward", lambda w: w.propose("s", [], draft=Draft((1, 2), (1, -1)))),
+        ("a tree too large", lambda w: w.propose("s", [], draft=Draft(*wide_tree(9)))),
+        ("a tree too deep", lambda w: w.propose("s", [], draft=Draft(*wide_tree(6, depth=5)))),
+        ("equal siblings", lambda w: w.propose("s", [], draft=Draft((1, 2, 2), (-1, 0, 0)))),
     ]
 
 
@@ -161,7 +170,7 @@ def rubbish() -> list[tuple[str, Callable[[Worker], None]]]:
 def test_case_24_malformed_drafts_are_dropped_and_quarantined(
     name: str, send: Callable[[Worker], None]
 ) -> None:
-    worker = Worker(draft_len=4)
+    worker = Worker(draft_len=4, max_tree_nodes=8)
     worker.start()
     worker.start("t", prompt=7)
     worker.step()

@@ -28,6 +28,7 @@ TESTS = Path("tests/unit/sampling")
 MODULES = {
     "acceptance": ("test_acceptance.py", "test_trees.py"),
     "rejection": ("test_rejection.py",),
+    "best": ("test_best.py",),
     "coupled": ("test_coupled.py", "test_processors.py"),
     "proposal": ("test_proposal.py",),
     "noise": ("test_noise.py",),

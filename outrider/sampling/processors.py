@@ -60,9 +60,8 @@ def constrained_scores(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tenso
     scores = logits.double()
     if scores is logits:
         scores = logits.clone()
-    for index, row in enumerate(rows):
+    for score, row in zip(scores, rows, strict=True):
         if constrains(row.sampling):
-            score = scores[index]
             _add_bias(score, row.sampling)
             _penalise_repetition(score, row)
             _penalise_counts(score, row)
@@ -74,7 +73,7 @@ def constrained_scores(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tenso
 
 def warped_scores(scores: torch.Tensor, samplings: Sequence[SamplingParams]) -> torch.Tensor:
     """Scores after steps 8 to 11, as new float64 [R, V]; every temperature is above 0."""
-    temperatures = [sampling.temperature for sampling in samplings]
+    temperatures = [sampling.temperature for _, sampling in zip(scores, samplings, strict=True)]
     scale = torch.tensor(temperatures, dtype=torch.float64, device=scores.device)
     # The maximum goes first, so that a tiny temperature overflows to -inf and never to +inf.
     warped = (scores - scores.amax(-1, keepdim=True)).div_(scale[:, None])

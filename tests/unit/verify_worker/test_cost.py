@@ -1,8 +1,10 @@
 """The cost model against machines of which the truth is known, and one that is real."""
 
+import csv
 import random
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -130,3 +132,17 @@ def test_more_never_costs_less(
     assert model.seconds(shape + StepShape.of(1, 10)) >= cost
     assert model.marginal_s(shape, StepShape.of(1 + more, context)) >= 0
     assert model.seconds(NOTHING) == 0
+
+
+def test_it_foresees_the_steps_of_a_real_model() -> None:
+    """400 random steps of SmolLM2-135M on two threads: 1 to 8 sessions, drafts, some prefill."""
+    with (Path(__file__).parent / "steps_of_smollm2.csv").open() as file:
+        steps = list(csv.DictReader(file))
+    model, wrong = CostModel(), []
+    for step in steps:
+        shape = StepShape(*(int(step[part]) for part in ("rows", "sessions", "context", "pairs")))
+        seconds = float(step["seconds"])
+        wrong.append(abs(model.seconds(shape) / seconds - 1))
+        model.observe(shape, seconds)
+    assert statistics.median(wrong[20:]) < 0.04
+    assert statistics.mean(wrong[20:]) < 0.06

@@ -38,6 +38,7 @@ class LateWorker(Worker):
             return True
         wake = self.scheduler.wake_at_s(self.now)
         assert wake is not None
+        assert wake > self.now, "nothing to do, and no time to wait for"
         self.now = min([wake, *(at for at, _, _ in self._coming)])
         return False
 
@@ -113,13 +114,13 @@ def test_a_worker_that_becomes_fast_is_waited_for_again() -> None:
     assert worker.scheduler.counters.speculation.accepted_tokens > 100
 
 
-def test_a_step_is_held_for_a_draft_that_is_about_to_come() -> None:
+def prompt_pair() -> Worker:
+    """Two sessions whose proposals take 1 ms, which is known, and which have just asked."""
     worker = Worker(draft_len=4)
     worker.start("a", new=40)
     worker.start("b", prompt=6, new=40)
     worker.step()
     for _ in range(6):
-        # Both come 1 ms after they were asked for, and are known to.
         assert not worker.step()
         worker.now += 0.001
         worker.propose("a", worker.right_draft("a", 4))
@@ -127,6 +128,11 @@ def test_a_step_is_held_for_a_draft_that_is_about_to_come() -> None:
         assert worker.step()
     assert not worker.step()
     worker.now += 0.0008
+    return worker
+
+
+def test_a_step_is_held_for_a_draft_that_is_about_to_come() -> None:
+    worker = prompt_pair()
     worker.propose("a", worker.right_draft("a", 4))
     # One is ready, the other due in 0.2 ms: the step waits for it.
     assert worker.scheduler.plan(worker.now) is None
@@ -137,6 +143,20 @@ def test_a_step_is_held_for_a_draft_that_is_about_to_come() -> None:
     plan = worker.scheduler.plan(wake)
     assert plan is not None
     assert [work.session.session_id for work in plan.work] == ["a"]
+
+
+def test_a_session_that_has_given_up_is_held_with_the_others() -> None:
+    worker = prompt_pair()
+    want = worker.scheduler.sessions["a"].want
+    assert want is not None
+    want.wait_until_s = worker.now - 0.0001
+    assert worker.scheduler.plan(worker.now) is None
+    wake = worker.scheduler.wake_at_s(worker.now)
+    assert wake is not None
+    assert wake > worker.now
+    plan = worker.scheduler.plan(wake)
+    assert plan is not None
+    assert [work.rows for work in plan.work] == [1]
 
 
 def test_a_step_is_not_held_when_nobody_waits() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from outrider.errors import OverloadedError
+from outrider.session.identity import ModelIdentity
 from outrider.session.registry import WorkerRecord
 
 TRUST_ALL = "all"
@@ -29,16 +30,21 @@ class Trust:
 
 
 def choose_verify_worker(
-    workers: Iterable[WorkerRecord], load: Mapping[str, int], *, exclude: Collection[str] = ()
+    workers: Iterable[WorkerRecord],
+    load: Mapping[str, int],
+    *,
+    target: ModelIdentity | None,
+    exclude: Collection[str] = (),
 ) -> WorkerRecord | None:
     """The least loaded of the verify workers that take sessions; None when there is none.
 
-    `exclude` names workers that have refused the session.
+    `target` is what the session is decoded with; no other worker will do. `exclude`
+    names workers that have refused the session.
 
     Raises:
         OverloadedError: there are some, and all of them are full or have refused.
     """
-    willing = [worker for worker in workers if not worker.draining]
+    willing = [w for w in workers if w.identity == target and not w.draining]
     fit = [worker for worker in willing if worker.worker_id not in exclude and _room(worker, load)]
     if willing and not fit:
         raise OverloadedError(

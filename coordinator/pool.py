@@ -24,6 +24,7 @@ from outrider.errors import (
     RecordsUnavailableError,
 )
 from outrider.messages import DraftWorkerRef
+from outrider.session.identity import ModelIdentity
 from outrider.session.registry import Pool, Registry, WorkerRecord
 
 
@@ -37,14 +38,17 @@ class _Seen:
 class WorkerPool:
     """Knows the workers, keeps the links, and chooses who takes a session.
 
-    Only verify workers with the model's fingerprint are used: all sessions see one model. An
-    empty `model_fingerprint` takes that of the first worker with the right tokenizer.
+    Only verify workers with the model's fingerprint are used. An empty `model_fingerprint` takes
+    that of the first worker with the right tokenizer. New sessions also get only workers that
+    compute alike (see `ModelIdentity`): like the first one that came, until none of its kind is
+    left; a session is placed again only on its own kind. `model` is the name in messages.
     """
 
     def __init__(
         self,
         registry: Registry,
         *,
+        model: str,
         model_fingerprint: str,
         tokenizer_fingerprint: str,
         trust: Trust | None = None,
@@ -56,7 +60,10 @@ class WorkerPool:
         self.drafted: Counter[str] = Counter()
         self._quarantine = Quarantine()
         self._registry = registry
+        self._model = model
         self._model_fingerprint = model_fingerprint
+        # What new sessions are decoded with; None before the first worker came.
+        self._target: ModelIdentity | None = None
         self._tokenizer_fingerprint = tokenizer_fingerprint
         self._trust = trust or Trust()
         self._grace_s = grace_s
@@ -95,15 +102,20 @@ class WorkerPool:
         """Whether no session is given to the draft worker now."""
         return self._quarantine.holds(draft_worker)
 
-    def choose_link(self, exclude: Collection[str] = ()) -> DecodeLink | None:
-        """The link to the best verify worker for a new session; None when none is up.
+    def choose_link(
+        self, exclude: Collection[str] = (), target: ModelIdentity | None = None
+    ) -> DecodeLink | None:
+        """The link to the best verify worker for a session; None when none is up.
+
+        `target` is what the session was decoded with so far, None for a new one.
 
         Raises:
             OverloadedError: all that are up are full, or in `exclude`.
         """
         load = {worker_id: link.sessions for worker_id, link in self.links.items()}
         ready = [worker for worker in self.workers(Pool.VERIFY) if self._is_ready(worker)]
-        chosen = choose_verify_worker(ready, load, exclude=exclude)
+        target = target or self._target
+        chosen = choose_verify_worker(ready, load, target=target, exclude=exclude)
         return self.links[chosen.worker_id] if chosen else None
 
     async def wait_for_link(
@@ -113,6 +125,7 @@ class WorkerPool:
         exclude: Collection[str],
         give_up: Callable[[], bool],
         for_room: bool = False,
+        target: ModelIdentity | None = None,
     ) -> DecodeLink | None:
         """Like `choose_link`, but waits for a verify worker; None once `give_up` says so.
 
@@ -126,7 +139,7 @@ class WorkerPool:
         while not give_up():
             lacking: OutriderError | None = None
             try:
-                link = self.choose_link(exclude)
+                link = self.choose_link(exclude, target)
             except OverloadedError as error:
                 if not for_room:
                     raise
@@ -138,7 +151,7 @@ class WorkerPool:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     await changed.wait()
             except TimeoutError:
-                raise lacking or self._no_verify_worker() from None
+                raise lacking or self._no_verify_worker(target or self._target) from None
         return None
 
     def choose_draft_worker(
@@ -185,6 +198,7 @@ class WorkerPool:
         else:
             self.reachable = True
             self._note(listed)
+            self._choose_target()
         for worker in self.workers(Pool.VERIFY):
             if self._serves_model(worker):
                 await self._link(worker)
@@ -205,6 +219,23 @@ class WorkerPool:
             self._model_fingerprint = worker.model_fingerprint
             self._log.info("model found", fingerprint=worker.model_fingerprint)
         return worker.model_fingerprint == self._model_fingerprint
+
+    def _choose_target(self) -> None:
+        """Stay with one kind of worker while any of it may be there, else take the first's."""
+        now = time.monotonic()
+        kinds = {
+            seen.record.identity
+            for (pool, _), seen in self._seen.items()
+            if pool is Pool.VERIFY
+            and (seen.missing_since is None or now - seen.missing_since < self._grace_s)
+        }
+        if self._target in kinds:
+            return
+        for worker in self.workers(Pool.VERIFY):
+            if self._serves_model(worker):
+                self._target = worker.identity
+                self._log.info("new sessions compute in", computing=self._target.computing)
+                return
 
     def _is_ready(self, worker: WorkerRecord) -> bool:
         link = self.links.get(worker.worker_id)
@@ -231,6 +262,13 @@ class WorkerPool:
             await link.close()
         if link is None or link.closed:
             self.links[worker.worker_id] = DecodeLink(worker, self.wake)
+            if worker.identity != self._target:
+                self._log.warning(
+                    "verify worker gets no new sessions, as it computes otherwise",
+                    worker_id=worker.worker_id,
+                    computing=worker.identity.computing,
+                    others=self._target and self._target.computing,
+                )
 
     async def _forget_gone(self) -> None:
         now = time.monotonic()
@@ -246,10 +284,15 @@ class WorkerPool:
                 del self.links[worker_id]
                 await link.close()
 
-    def _no_verify_worker(self) -> OutriderError:
-        others = sorted({worker.model for worker in self.workers(Pool.VERIFY)})
+    def _no_verify_worker(self, target: ModelIdentity | None) -> OutriderError:
+        workers = self.workers(Pool.VERIFY)
+        others = sorted({f"{w.model} in {w.identity.computing}" for w in workers})
         serving = f" (those that are up serve {', '.join(others)})" if others else ""
+        wanted, flags = self._model, ""
+        if target is not None:
+            wanted += f" in {target.computing}"
+            flags = f" --dtype {target.dtype} --numerics {target.numerics}"
         return NoVerifyWorkerError(
-            f"no verify worker for the model is up{serving}; start one with "
-            "`outrider verify-worker --model PATH` and the same --redis-url"
+            f"no verify worker with {wanted} is up{serving}; start one with "
+            f"`outrider verify-worker --model PATH{flags}` and the same --redis-url"
         )

@@ -131,6 +131,7 @@ class RunningSession:
             exclude=self._refused,
             give_up=lambda: self._stopped is not None,
             for_room=running,
+            target=self.journal.record.target,
         )
         if link is None:
             return  # stopped; `run` sees it
@@ -140,6 +141,7 @@ class RunningSession:
         self._take_drafter(self._choose_drafter())
         self.journal.place(
             epoch=self._epoch,
+            target=link.worker.identity,
             verify_worker_id=link.worker.worker_id,
             draft_worker_id=self._drafter.worker_id if self._drafter else "",
         )

@@ -118,4 +118,6 @@ class VerifyWorker:
             sessions=len(target.scheduler.sessions),
             draining=self._identity.draining,
             context_len=target.context_len,
+            dtype=self._settings.dtype,
+            numerics=self._settings.numerics,
         )

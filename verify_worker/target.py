@@ -56,7 +56,7 @@ def load_target(settings: Settings) -> Target:
         )
     numerics = choose_numerics(settings.numerics, model)
     paged = PagedModel(model, blocks, numerics)
-    difference = check_paged_forward(model, paged)
+    compared = check_paged_forward(model, paged)
     weights = sum(p.numel() * p.element_size() for p in model.module.parameters())
     logs.get(__name__).info(
         "target loaded",
@@ -68,7 +68,7 @@ def load_target(settings: Settings) -> Target:
         kv_mb=blocks * bytes_per_block // _MIB,
         context_len=model.context_len,
         vocabulary=token_count,
-        selfcheck_difference=difference,
+        selfcheck_ratio=round(compared.ratio, 2) if compared else None,
     )
     limits = Limits(
         context_len=model.context_len,

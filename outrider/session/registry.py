@@ -12,6 +12,7 @@ from enum import Enum
 
 from outrider import logs
 from outrider.errors import RecordsUnavailableError
+from outrider.session.identity import ModelIdentity
 from outrider.session.redis import Redis, Script
 
 INDEX_KEY = "outrider:workers"
@@ -52,7 +53,8 @@ class WorkerRecord:
 
     `incarnation` is fresh at each start of the process. `model` is the target of a verify
     worker and the drafter of a draft worker. `tokenizer_fingerprint` "" fits any target.
-    `capacity` and `sessions` count sessions; `context_len` counts tokens.
+    `capacity` and `sessions` count sessions; `context_len` counts tokens. `dtype` and `numerics`
+    say how a verify worker computes; draft workers leave them empty.
     """
 
     pool: Pool
@@ -66,6 +68,13 @@ class WorkerRecord:
     sessions: int
     draining: bool
     context_len: int
+    dtype: str = ""
+    numerics: str = ""
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """What another verify worker must agree on to go on with a session of this one."""
+        return ModelIdentity(self.model_fingerprint, self.dtype, self.numerics)
 
 
 class Registry:
@@ -165,6 +174,8 @@ def _to_hash(record: WorkerRecord) -> dict[str, str | int]:
         "sessions": record.sessions,
         "draining": int(record.draining),
         "context_len": record.context_len,
+        "dtype": record.dtype,
+        "numerics": record.numerics,
     }
 
 
@@ -192,4 +203,7 @@ def _from_hash(key: str, fields: dict[str, str]) -> WorkerRecord:
         sessions=int(fields["sessions"]),
         draining=fields["draining"] == "1",
         context_len=int(fields["context_len"]),
+        # Workers of earlier versions do not say.
+        dtype=fields.get("dtype", ""),
+        numerics=fields.get("numerics", ""),
     )

@@ -4,7 +4,10 @@ import pytest
 
 from coordinator.placement import Trust, choose_draft_worker, choose_verify_worker
 from outrider.errors import OverloadedError
+from outrider.session.identity import ModelIdentity
 from outrider.session.registry import Pool, WorkerRecord
+
+TARGET = ModelIdentity("f", "float32", "fast")
 
 
 def worker(worker_id: str, **fields: object) -> WorkerRecord:
@@ -20,6 +23,8 @@ def worker(worker_id: str, **fields: object) -> WorkerRecord:
         sessions=0,
         draining=False,
         context_len=64,
+        dtype="float32",
+        numerics="fast",
     )
     return replace(record, **fields)  # type: ignore[arg-type]  # the test names real fields
 
@@ -30,21 +35,36 @@ def chosen(record: WorkerRecord | None) -> str | None:
 
 def test_least_own_sessions_then_least_reported() -> None:
     workers = [worker("a", sessions=0), worker("b", sessions=3), worker("c", sessions=1)]
-    assert chosen(choose_verify_worker(workers, {"a": 2, "b": 1, "c": 1})) == "c"
-    assert chosen(choose_verify_worker(reversed(workers), {})) == "a"
+    assert chosen(choose_verify_worker(workers, {"a": 2, "b": 1, "c": 1}, target=TARGET)) == "c"
+    assert chosen(choose_verify_worker(reversed(workers), {}, target=TARGET)) == "a"
 
 
 def test_draining_and_full_workers_take_nothing() -> None:
     workers = [worker("a", draining=True), worker("b", capacity=1), worker("c")]
-    assert chosen(choose_verify_worker(workers, {"b": 1, "c": 3})) == "c"
-    assert choose_verify_worker([workers[0]], {}) is None
-    assert choose_verify_worker([], {}) is None
+    assert chosen(choose_verify_worker(workers, {"b": 1, "c": 3}, target=TARGET)) == "c"
+    assert choose_verify_worker([workers[0]], {}, target=TARGET) is None
+    assert choose_verify_worker([], {}, target=TARGET) is None
 
 
 def test_all_full_or_refusing_is_an_overload() -> None:
     workers = [worker("a", capacity=1), worker("b")]
     with pytest.raises(OverloadedError, match="all 2 verify workers"):
-        choose_verify_worker(workers, {"a": 1}, exclude={"b"})
+        choose_verify_worker(workers, {"a": 1}, target=TARGET, exclude={"b"})
+
+
+def test_only_workers_that_compute_alike_are_the_same_model() -> None:
+    workers = [
+        worker("a", model_fingerprint="g"),
+        worker("b", dtype="bfloat16"),
+        worker("c", numerics="invariant"),
+    ]
+    assert choose_verify_worker(workers, {}, target=TARGET) is None
+    assert choose_verify_worker(workers, {}, target=None) is None
+    busy = worker("d", capacity=1)
+    with pytest.raises(OverloadedError, match="all 1 verify workers"):
+        choose_verify_worker([*workers, busy], {"d": 1}, target=TARGET)
+    for other in workers:
+        assert choose_verify_worker([*workers, busy], {}, target=other.identity) is other
 
 
 def test_draft_worker_fits_the_tokenizer() -> None:

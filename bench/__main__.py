@@ -15,6 +15,7 @@ NAMES = {
     "law": "Chi-square of 50,000 outcomes through real services, for each rule.",
     "invariance": "Same seeded tokens, whatever drafts, however far, in any batch.",
     "acceptance": "Acceptance rates of both rules, and what their drafts weigh on the wire.",
+    "selfcheck": "What the check of a model at start finds, and what faults come to.",
     "numerics": "What invariant numerics cost, and how often fast ones flip a token.",
     "waiting": "Ways to wait for drafts, across latencies, on a virtual clock.",
     "single": "One plain session against transformers, vLLM and the speed of memory.",

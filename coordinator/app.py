@@ -35,6 +35,7 @@ class Coordinator:
         self._settings = settings
         self._pool = WorkerPool(
             Registry(redis),
+            model=model.name,
             model_fingerprint=model.fingerprint,
             tokenizer_fingerprint=model.tokenizer.fingerprint,
             trust=Trust(frozenset(settings.trust_draft_worker)),

@@ -21,6 +21,7 @@ from outrider.errors import (
     UnknownSessionError,
 )
 from outrider.messages import FinishReason
+from outrider.session.identity import ModelIdentity
 from outrider.session.records import Position, SessionRecord, SessionRecords, SessionState
 
 ATTEMPTS = 3
@@ -52,11 +53,19 @@ class Journal:
         """Note committed tokens."""
         self.token_ids.extend(token_ids)
 
-    def place(self, *, epoch: int, verify_worker_id: str, draft_worker_id: str) -> None:
+    def place(
+        self,
+        *,
+        epoch: int,
+        target: ModelIdentity,
+        verify_worker_id: str,
+        draft_worker_id: str,
+    ) -> None:
         """Note a placement under a higher epoch."""
         self.record = replace(
             self.record,
             epoch=epoch,
+            target=target,
             verify_worker_id=verify_worker_id,
             draft_worker_id=draft_worker_id,
         )
@@ -140,6 +149,7 @@ class Journal:
                 held=held.epoch,
                 epoch=record.epoch,
                 owner=record.owner,
+                target=record.target,
                 verify_worker_id=record.verify_worker_id,
                 draft_worker_id=record.draft_worker_id,
             )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from outrider.errors import OverloadedError
+from outrider.session.identity import ModelIdentity
 from outrider.session.registry import WorkerRecord
 
 TRUST_ALL = "all"
@@ -40,18 +41,20 @@ def choose_verify_worker(
     workers: Iterable[WorkerRecord],
     load: Mapping[str, int],
     *,
+    target: ModelIdentity | None,
     exclude: Collection[str] = (),
     held: Mapping[str, int] = NONE_HELD,
 ) -> WorkerRecord | None:
     """The best of the verify workers that take sessions; None when there is none.
 
-    That is the one with most of the prefix in `held` (tokens, by worker id), unless it is too
-    busy for that; else the least loaded. `exclude` names workers that have refused the session.
+    `target` is what the session is decoded with; no other worker will do. Of those the best is
+    the one with most of the prefix in `held` (tokens, by worker id), unless it is too busy for
+    that; else the least loaded. `exclude` names workers that have refused the session.
 
     Raises:
         OverloadedError: there are some, and all of them are full or have refused.
     """
-    willing = [worker for worker in workers if not worker.draining]
+    willing = [w for w in workers if w.identity == target and not w.draining]
     fit = [worker for worker in willing if worker.worker_id not in exclude and _room(worker, load)]
     if willing and not fit:
         raise OverloadedError(

@@ -30,6 +30,7 @@ from outrider.errors import (
     RecordsUnavailableError,
 )
 from outrider.messages import DraftWorkerRef
+from outrider.session.identity import ModelIdentity
 from outrider.session.registry import Pool, Registry, WorkerRecord
 
 
@@ -43,14 +44,17 @@ class _Seen:
 class WorkerPool:
     """Knows the workers, keeps the links, and chooses who takes a session.
 
-    Only verify workers with the model's fingerprint are used: all sessions see one model. An
-    empty `model_fingerprint` takes that of the first worker with the right tokenizer.
+    Only verify workers with the model's fingerprint are used. An empty `model_fingerprint` takes
+    that of the first worker with the right tokenizer. New sessions also get only workers that
+    compute alike (see `ModelIdentity`): like the first one that came, until none of its kind is
+    left; a session is placed again only on its own kind. `model` is the name in messages.
     """
 
     def __init__(
         self,
         registry: Registry,
         *,
+        model: str,
         model_fingerprint: str,
         tokenizer_fingerprint: str,
         trust: Trust | None = None,
@@ -63,7 +67,10 @@ class WorkerPool:
         self.drafted: Counter[str] = Counter()
         self._quarantine = Quarantine()
         self._registry = registry
+        self._model = model
         self._model_fingerprint = model_fingerprint
+        # What new sessions are decoded with; None before the first worker came.
+        self._target: ModelIdentity | None = None
         self._tokenizer_fingerprint = tokenizer_fingerprint
         self._trust = trust or Trust()
         self._prefixes = prefixes
@@ -104,15 +111,23 @@ class WorkerPool:
         return self._quarantine.holds(draft_worker)
 
     def choose_link(
-        self, exclude: Collection[str] = (), held: Mapping[str, int] = NONE_HELD
+        self,
+        exclude: Collection[str] = (),
+        target: ModelIdentity | None = None,
+        held: Mapping[str, int] = NONE_HELD,
     ) -> DecodeLink | None:
-        """The link to the best verify worker for a new session; None when none is up.
+        """The link to the best verify worker for a session; None when none is up.
+
+        `target` is what the session was decoded with so far, None for a new one; `held` how much
+        of its prefix each worker has.
 
         Raises:
             OverloadedError: all that are up are full, or in `exclude`.
         """
         load = {worker_id: link.sessions for worker_id, link in self.links.items()}
-        chosen = choose_verify_worker(self._ready, load, exclude=exclude, held=held)
+        chosen = choose_verify_worker(
+            self._ready, load, target=target or self._target, exclude=exclude, held=held
+        )
         return self.links[chosen.worker_id] if chosen else None
 
     async def wait_for_link(
@@ -123,6 +138,7 @@ class WorkerPool:
         give_up: Callable[[], bool],
         for_room: bool = False,
         token_ids: Sequence[int] = (),
+        target: ModelIdentity | None = None,
     ) -> DecodeLink | None:
         """Like `choose_link`, but waits for a verify worker; None once `give_up` says so.
 
@@ -140,7 +156,7 @@ class WorkerPool:
         while not give_up():
             lacking: OutriderError | None = None
             try:
-                link = self.choose_link(exclude, held)
+                link = self.choose_link(exclude, target, held)
             except OverloadedError as error:
                 if not for_room:
                     raise
@@ -152,7 +168,7 @@ class WorkerPool:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     await changed.wait()
             except TimeoutError:
-                raise lacking or self._no_verify_worker() from None
+                raise lacking or self._no_verify_worker(target or self._target) from None
         return None
 
     def choose_draft_worker(
@@ -199,6 +215,7 @@ class WorkerPool:
         else:
             self.reachable = True
             self._note(listed)
+            self._choose_target()
         for worker in self.workers(Pool.VERIFY):
             if self._serves_model(worker):
                 await self._link(worker)
@@ -223,6 +240,23 @@ class WorkerPool:
     @property
     def _ready(self) -> list[WorkerRecord]:
         return [worker for worker in self.workers(Pool.VERIFY) if self._is_ready(worker)]
+
+    def _choose_target(self) -> None:
+        """Stay with one kind of worker while any of it may be there, else take the first's."""
+        now = time.monotonic()
+        kinds = {
+            seen.record.identity
+            for (pool, _), seen in self._seen.items()
+            if pool is Pool.VERIFY
+            and (seen.missing_since is None or now - seen.missing_since < self._grace_s)
+        }
+        if self._target in kinds:
+            return
+        for worker in self.workers(Pool.VERIFY):
+            if self._serves_model(worker):
+                self._target = worker.identity
+                self._log.info("new sessions compute in", computing=self._target.computing)
+                return
 
     def _is_ready(self, worker: WorkerRecord) -> bool:
         link = self.links.get(worker.worker_id)
@@ -249,6 +283,13 @@ class WorkerPool:
             await link.close()
         if link is None or link.closed:
             self.links[worker.worker_id] = DecodeLink(worker, self.wake)
+            if worker.identity != self._target:
+                self._log.warning(
+                    "verify worker gets no new sessions, as it computes otherwise",
+                    worker_id=worker.worker_id,
+                    computing=worker.identity.computing,
+                    others=self._target and self._target.computing,
+                )
 
     async def _forget_gone(self) -> None:
         now = time.monotonic()
@@ -264,10 +305,15 @@ class WorkerPool:
                 del self.links[worker_id]
                 await link.close()
 
-    def _no_verify_worker(self) -> OutriderError:
-        others = sorted({worker.model for worker in self.workers(Pool.VERIFY)})
+    def _no_verify_worker(self, target: ModelIdentity | None) -> OutriderError:
+        workers = self.workers(Pool.VERIFY)
+        others = sorted({f"{w.model} in {w.identity.computing}" for w in workers})
         serving = f" (those that are up serve {', '.join(others)})" if others else ""
+        wanted, flags = self._model, ""
+        if target is not None:
+            wanted += f" in {target.computing}"
+            flags = f" --dtype {target.dtype} --numerics {target.numerics}"
         return NoVerifyWorkerError(
-            f"no verify worker for the model is up{serving}; start one with "
-            "`outrider verify-worker --model PATH` and the same --redis-url"
+            f"no verify worker with {wanted} is up{serving}; start one with "
+            f"`outrider verify-worker --model PATH{flags}` and the same --redis-url"
         )

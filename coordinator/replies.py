@@ -119,4 +119,6 @@ def _worker_info(worker: WorkerRecord, sessions: int) -> coordinator_pb2.WorkerI
         sessions=sessions,
         capacity=worker.capacity,
         draining=worker.draining,
+        dtype=worker.dtype,
+        numerics=worker.numerics,
     )

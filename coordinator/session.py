@@ -132,6 +132,7 @@ class RunningSession:
             give_up=lambda: self._stopped is not None,
             for_room=running,
             token_ids=self.journal.token_ids,
+            target=self.journal.record.target,
         )
         if link is None:
             return  # stopped; `run` sees it
@@ -141,6 +142,7 @@ class RunningSession:
         self._take_drafter(self._choose_drafter())
         self.journal.place(
             epoch=self._epoch,
+            target=link.worker.identity,
             verify_worker_id=link.worker.worker_id,
             draft_worker_id=self._drafter.worker_id if self._drafter else "",
         )

@@ -168,7 +168,6 @@ class Sessions:
             session_id=call.session_id,
             owner=self._coordinator_id,
             model=self._model.name,
-            model_fingerprint=self._model.fingerprint,
             prompt_len=len(call.prompt),
             sampling=call.sampling,
             max_tokens=call.limits.max_tokens,

@@ -243,4 +243,6 @@ def _worker_from_pb(worker: pb.WorkerInfo) -> WorkerInfo:
         capacity=worker.capacity,
         draining=worker.draining,
         connected=worker.connected,
+        dtype=worker.dtype,
+        numerics=worker.numerics,
     )

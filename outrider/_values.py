@@ -120,7 +120,8 @@ class WorkerInfo:
     """A worker as the coordinator sees it; `pool` is "verify" or "draft".
 
     `model` is the target of a verify worker and the drafter of a draft worker; `connected`
-    tells of verify workers whether their Decode stream is up.
+    tells of verify workers whether their Decode stream is up, `dtype` and `numerics` how they
+    compute. Sessions are not moved between workers that differ in these.
     """
 
     pool: str
@@ -132,6 +133,8 @@ class WorkerInfo:
     capacity: int
     draining: bool
     connected: bool
+    dtype: str
+    numerics: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,14 @@
 """Change one operator of the sampling functions at a time: the tests must notice each change.
 
-    python scripts/check_mutants.py [MODULE ...]
+    python scripts/check_mutants.py [--only TEXT] [MODULE ...]
 
-Works in a temporary copy; prints what became of each mutant and fails when one survives that
-`EQUIVALENT` does not explain. A mutant is first run against the tests of its own module, then
-against all tests of the package that are not slow. Takes a few seconds a mutant on one core.
+`--only` takes the mutants whose line holds the text. Works in a temporary copy; prints what
+became of each mutant and fails when one survives that `EQUIVALENT` does not explain. A mutant
+is first run against the tests of its own module, then against all tests of the package that
+are not slow. Takes a few seconds a mutant on one core.
 """
 
+import argparse
 import ast
 import os
 import resource
@@ -34,6 +36,9 @@ MODULES = {
     "noise": ("test_noise.py",),
     "processors": ("test_processors.py",),
     "rows": ("test_rows.py",),
+    "seeds": ("test_seeds.py",),
+    "logprobs": ("test_logprobs.py",),
+    "endings": ("test_endings.py",),
 }
 # Quick ones first, since the first failure ends a run.
 ALL_TESTS = (
@@ -56,6 +61,10 @@ EQUIVALENT = {
     ("coupled", "argmax(-1)", "argmax(1)"): "the last of two dimensions",
     ("coupled", "amax(-1)", "amax(1)"): "the last of two dimensions",
     ("coupled", "shape[-1]", "shape[1]"): "the last of two dimensions",
+    ("logprobs", "log_softmax(-1)", "log_softmax(1)"): "the last of two dimensions",
+    ("logprobs", "(ids, values, strict=True)", "(ids, values, strict=False)"): (
+        "topk gives as many ids as values"
+    ),
     ("processors", "amax(-1,", "amax(1,"): "the last of two dimensions",
     ("processors", "penalty == 1.0", "penalty == 0.0"): "x / 1 and x * 1 are x",
     ("processors", "values < 0,", "values <= 0,"): "0 times and 0 over a penalty are both 0",
@@ -169,7 +178,7 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
                 yield value
         case ast.If(ast.Name() | ast.Attribute() | ast.Call() as test, body, orelse):
             yield ast.If(ast.UnaryOp(ast.Not(), test), body, orelse)
-        case ast.IfExp(ast.Name() | ast.Call() as test, body, orelse):
+        case ast.IfExp(ast.Name() | ast.Attribute() | ast.Call() as test, body, orelse):
             yield ast.IfExp(ast.UnaryOp(ast.Not(), test), body, orelse)
         case ast.Expr(ast.Call()) | ast.Assign([ast.Subscript()]):
             yield ast.Pass()
@@ -299,12 +308,18 @@ def equivalent(mutant: Mutant) -> tuple[str, str, str] | None:
 
 def main() -> None:
     """Make, test and count the mutants of the modules that are named, or of all."""
-    modules = sys.argv[1:] or list(MODULES)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", metavar="TEXT", help="in the line of the mutant")
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help=", ".join(MODULES))
+    asked = parser.parse_args()
+    modules = asked.modules or list(MODULES)
+    if unknown := set(modules) - set(MODULES):
+        parser.error(f"no such module: {', '.join(sorted(unknown))}")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in WARM:
         __import__(name)
     counts: Counter[str] = Counter()
-    unused = {key for key in EQUIVALENT if key[0] in modules}
+    unused = {key for key in EQUIVALENT if key[0] in modules and not asked.only}
     with tempfile.TemporaryDirectory() as directory:
         sandbox = Path(directory)
         ignored = shutil.ignore_patterns("__pycache__")
@@ -316,6 +331,8 @@ def main() -> None:
         for module in modules:
             whole = (sandbox / PACKAGE / f"{module}.py").read_text()
             for mutant in mutants(module, whole):
+                if asked.only not in mutant.name:
+                    continue
                 key = equivalent(mutant)
                 unused -= {key}
                 result = "equivalent" if key else fate(sandbox, mutant, whole)

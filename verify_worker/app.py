@@ -130,4 +130,6 @@ class VerifyWorker:
             draining=self._identity.draining,
             context_len=target.context_len,
             kv_fingerprint=target.scheduler.prefixes.fingerprint,
+            dtype=target.dtype,
+            numerics=self._settings.numerics,
         )

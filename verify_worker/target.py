@@ -35,6 +35,7 @@ class Target:
     runner: Runner
     model: PagedModel
     token_count: int
+    dtype: str
     name: str
     fingerprint: str
     tokenizer_fingerprint: str
@@ -58,6 +59,7 @@ def load_target(settings: Settings) -> Target:
     weights = sum(p.numel() * p.element_size() for p in model.module.parameters())
     own = OwnLogits.of(model)
     packed = packs(model, settings.numerics, settings.linears)
+    dtype = f"{settings.dtype}-packed" if packed else settings.dtype
     if packed:
         # Exactly first; in fewer bits rounding would hide a fault.
         plain = choose_numerics(FAST, model, linears=DENSE.name, release=False)
@@ -86,7 +88,7 @@ def load_target(settings: Settings) -> Target:
         **statement(blocks, bytes_per_block, BLOCK_TOKENS, model.context_len),
         context_len=model.context_len,
         vocabulary=token_count,
-        selfcheck_roundings=None if found is None else round(found.ratio, 2),
+        selfcheck_ratio=round(found.ratio, 2) if found else None,
     )
     limits = Limits(
         context_len=model.context_len,
@@ -100,7 +102,7 @@ def load_target(settings: Settings) -> Target:
         draft_wait_s=settings.draft_wait_s,
         q_top=settings.q_top,
     )
-    kv = kv_fingerprint(model.fingerprint, settings.dtype, settings.numerics)
+    kv = kv_fingerprint(model.fingerprint, dtype, settings.numerics)
     runner = Runner(paged, token_count)
     cost = CostModel()
     if settings.calibrate:
@@ -112,6 +114,7 @@ def load_target(settings: Settings) -> Target:
         runner=runner,
         model=paged,
         token_count=token_count,
+        dtype=dtype,
         name=model.name,
         fingerprint=model.fingerprint,
         tokenizer_fingerprint=tokenizer.fingerprint,

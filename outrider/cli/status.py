@@ -60,7 +60,10 @@ def _workers(status: Status) -> Table:
         if worker.pool == "verify" and not worker.connected:
             state = "not connected"
         load = f"{worker.sessions} / {worker.capacity}"
-        table.add_row(worker.pool, worker.worker_id, worker.address, worker.model, load, state)
+        # How it computes goes below the model, so that the table fits a narrow terminal.
+        computing = "/".join(filter(None, (worker.dtype, worker.numerics)))
+        model = f"{worker.model}\n{computing}" if computing else worker.model
+        table.add_row(worker.pool, worker.worker_id, worker.address, model, load, state)
     return table
 
 

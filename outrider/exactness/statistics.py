@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,12 +16,16 @@ Outcome = TypeVar("Outcome", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class ChiSquare:
-    """The statistic over `classes` classes and the probability of one at least that large."""
+    """The statistic over `classes` classes and the probability of one at least that large.
+
+    `likeliest` is the share of the outcomes that is expected in the largest class.
+    """
 
     statistic: float
     classes: int
     samples: int
     p_value: float
+    likeliest: float = 1.0
 
     @property
     def degrees(self) -> int:
@@ -58,11 +62,50 @@ def chi_square(
         observed[rarest] += rest_observed
         means[rarest] += rest_expected
     if any(law.get(outcome) == 0.0 for outcome in counts):
-        return ChiSquare(math.inf, len(means), samples, 0.0)
+        return ChiSquare(math.inf, len(means), samples, 0.0, max(means) / samples)
     if len(means) < 2:
         return ChiSquare(0.0, len(means), samples, 1.0)
     statistic = sum((o - e) ** 2 / e for o, e in zip(observed, means, strict=True))
-    return ChiSquare(statistic, len(means), samples, _tail(statistic, len(means) - 1))
+    p_value = _tail(statistic, len(means) - 1)
+    return ChiSquare(statistic, len(means), samples, p_value, max(means) / samples)
+
+
+def detectable_shift(result: ChiSquare, *, level: float, power: float = 0.9) -> float:
+    """The shift that a test of that size finds with probability `power`, as a share of all.
+
+    It is how much more or less often the likeliest class comes than it should, at the cost or
+    in favour of the others in proportion to what they are. `level` is the p-value below which
+    the test fails. A shift of d makes the statistic noncentral with
+    lambda = samples · d² / (p (1 - p)), p being the class's due (Cohen, "Statistical Power
+    Analysis for the Behavioral Sciences", chapter 7).
+    """
+    if result.classes < 2:
+        return math.inf
+    critical = _root(lambda x: level - _tail(x, result.degrees))
+    noncentrality = _root(lambda x: _noncentral_tail(critical, result.degrees, x) - power)
+    spread = result.likeliest * (1 - result.likeliest)
+    return math.sqrt(noncentrality * spread / result.samples)
+
+
+def _root(rising: Callable[[float], float]) -> float:
+    """Where a rising function of a positive number crosses 0."""
+    high = 1.0
+    while rising(high) < 0:
+        high *= 2
+    low = 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < 0 else (low, middle)
+    return high
+
+
+def _noncentral_tail(statistic: float, degrees: int, noncentrality: float) -> float:
+    """The same for noncentral chi-square: central ones with Poisson weights."""
+    half = noncentrality / 2
+    terms = torch.arange(int(half + 10 * math.sqrt(half) + 30), dtype=torch.float64)
+    weights = (terms * math.log(half) - half - torch.lgamma(terms + 1)).exp()
+    tails = torch.special.gammaincc(degrees / 2 + terms, torch.full_like(terms, statistic / 2))
+    return float((weights * tails).sum())
 
 
 def _tail(statistic: float, degrees: int) -> float:

@@ -24,6 +24,7 @@ from outrider.messages import (
     SpeculationOptions,
 )
 from outrider.session import parameters
+from outrider.session.identity import ModelIdentity
 from outrider.session.redis import Redis, Script, Value
 
 TOKEN_BYTES = 4
@@ -100,7 +101,8 @@ class SessionState(Enum):
 class SessionRecord:
     """One session as Redis knows it; with the token log, all that is needed to go on.
 
-    `owner` is the coordinator that runs it. `prompt_len` and `max_tokens` count tokens;
+    `owner` is the coordinator that runs it. `target` is what the session is decoded with, wherever
+    it is placed; None before its first placement. `prompt_len` and `max_tokens` count tokens;
     `stop` are strings, `stop_ids` the client's own ids. `ignore_eos`: the model's own
     end-of-sequence ids do not end it. `include_stop`: its text keeps the stop string.
     """
@@ -108,7 +110,6 @@ class SessionRecord:
     session_id: str
     owner: str
     model: str
-    model_fingerprint: str
     prompt_len: int
     sampling: SamplingParams
     max_tokens: int
@@ -119,6 +120,7 @@ class SessionRecord:
     include_stop: bool = False
     logprobs: LogprobOptions | None = None
     epoch: int = 1
+    target: ModelIdentity | None = None
     verify_worker_id: str = ""
     draft_worker_id: str = ""
     state: SessionState = SessionState.RUNNING
@@ -184,6 +186,7 @@ class SessionRecords:
         held: int,
         epoch: int,
         owner: str,
+        target: ModelIdentity | None,
         verify_worker_id: str,
         draft_worker_id: str,
     ) -> None:
@@ -198,6 +201,7 @@ class SessionRecords:
         fields: dict[str, str | int] = {
             "epoch": epoch,
             "owner": owner,
+            **_target_to_hash(target),
             "verify_worker_id": verify_worker_id,
             "draft_worker_id": draft_worker_id,
         }
@@ -303,7 +307,7 @@ def _to_hash(record: SessionRecord) -> dict[str, str | int]:
     return {
         "owner": record.owner,
         "model": record.model,
-        "model_fingerprint": record.model_fingerprint,
+        **_target_to_hash(record.target),
         "prompt_len": record.prompt_len,
         "seed": record.sampling.seed,
         "parameters": parameters.to_json(asked),
@@ -315,6 +319,20 @@ def _to_hash(record: SessionRecord) -> dict[str, str | int]:
     }
 
 
+def _target_to_hash(target: ModelIdentity | None) -> dict[str, str]:
+    return {
+        "model_fingerprint": target.fingerprint if target else "",
+        "dtype": target.dtype if target else "",
+        "numerics": target.numerics if target else "",
+    }
+
+
+def _target_from_hash(fields: dict[str, str]) -> ModelIdentity | None:
+    if not fields.get("dtype"):
+        return None  # not placed yet, or by an earlier version
+    return ModelIdentity(fields["model_fingerprint"], fields["dtype"], fields["numerics"])
+
+
 def _from_hash(session_id: str, reply: Any) -> SessionRecord:
     items = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
     fields = {key.decode(): value.decode() for key, value in items}
@@ -324,7 +342,6 @@ def _from_hash(session_id: str, reply: Any) -> SessionRecord:
         session_id=session_id,
         owner=fields["owner"],
         model=fields["model"],
-        model_fingerprint=fields["model_fingerprint"],
         prompt_len=int(fields["prompt_len"]),
         sampling=parameters.sampling_from_dict(asked, int(fields["seed"])),
         max_tokens=asked["max_tokens"],
@@ -335,6 +352,7 @@ def _from_hash(session_id: str, reply: Any) -> SessionRecord:
         include_stop=asked.get("include_stop", False),
         logprobs=parameters.logprobs_from_dict(asked),
         epoch=int(fields["epoch"]),
+        target=_target_from_hash(fields),
         verify_worker_id=fields["verify_worker_id"],
         draft_worker_id=fields["draft_worker_id"],
         state=SessionState(fields["state"]),

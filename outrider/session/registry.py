@@ -12,6 +12,7 @@ from enum import Enum
 
 from outrider import logs
 from outrider.errors import RecordsUnavailableError
+from outrider.session.identity import ModelIdentity
 from outrider.session.redis import Redis, Script
 
 INDEX_KEY = "outrider:workers"
@@ -52,8 +53,9 @@ class WorkerRecord:
 
     `incarnation` is fresh at each start of the process. `model` is the target of a verify
     worker and the drafter of a draft worker. `tokenizer_fingerprint` "" fits any target.
-    `capacity` and `sessions` count sessions; `context_len` counts tokens. `kv_fingerprint`
-    (`outrider.model.prefix`) is that of the prefixes that a verify worker keeps; "" keeps none.
+    `capacity` and `sessions` count sessions; `context_len` counts tokens. `dtype` and `numerics`
+    say how a verify worker computes, and `kv_fingerprint` (`outrider.model.prefix`) which prefixes
+    it keeps, "" being none; draft workers leave them empty.
     """
 
     pool: Pool
@@ -68,6 +70,13 @@ class WorkerRecord:
     draining: bool
     context_len: int
     kv_fingerprint: str = ""
+    dtype: str = ""
+    numerics: str = ""
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """What another verify worker must agree on to go on with a session of this one."""
+        return ModelIdentity(self.model_fingerprint, self.dtype, self.numerics)
 
 
 class Registry:
@@ -168,6 +177,8 @@ def _to_hash(record: WorkerRecord) -> dict[str, str | int]:
         "draining": int(record.draining),
         "context_len": record.context_len,
         "kv_fingerprint": record.kv_fingerprint,
+        "dtype": record.dtype,
+        "numerics": record.numerics,
     }
 
 
@@ -196,4 +207,7 @@ def _from_hash(key: str, fields: dict[str, str]) -> WorkerRecord:
         draining=fields["draining"] == "1",
         context_len=int(fields["context_len"]),
         kv_fingerprint=fields.get("kv_fingerprint", ""),
+        # Workers of earlier versions do not say.
+        dtype=fields.get("dtype", ""),
+        numerics=fields.get("numerics", ""),
     )

@@ -323,7 +323,7 @@ async def test_a_session_that_another_coordinator_took(stack: Stack) -> None:
     worker = await stack.add_verify()
     done, start = await begin(stack, worker)
     await stack.records.raise_epoch(
-        "s", held=1, epoch=2, owner="c2", verify_worker_id="v2", draft_worker_id=""
+        "s", held=1, epoch=2, owner="c2", target=None, verify_worker_id="v2", draft_worker_id=""
     )
     worker.say(worker.progress(start, "y", base_len=3))
     with pytest.raises(FencedError):

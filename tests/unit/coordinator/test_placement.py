@@ -4,7 +4,10 @@ import pytest
 
 from coordinator.placement import Trust, choose_draft_worker, choose_verify_worker
 from outrider.errors import OverloadedError
+from outrider.session.identity import ModelIdentity
 from outrider.session.registry import Pool, WorkerRecord
+
+TARGET = ModelIdentity("f", "float32", "fast")
 
 
 def worker(worker_id: str, **fields: object) -> WorkerRecord:
@@ -20,6 +23,8 @@ def worker(worker_id: str, **fields: object) -> WorkerRecord:
         sessions=0,
         draining=False,
         context_len=64,
+        dtype="float32",
+        numerics="fast",
     )
     return replace(record, **fields)  # type: ignore[arg-type]  # the test names real fields
 
@@ -30,15 +35,15 @@ def chosen(record: WorkerRecord | None) -> str | None:
 
 def test_least_own_sessions_then_least_reported() -> None:
     workers = [worker("a", sessions=0), worker("b", sessions=3), worker("c", sessions=1)]
-    assert chosen(choose_verify_worker(workers, {"a": 2, "b": 1, "c": 1})) == "c"
-    assert chosen(choose_verify_worker(reversed(workers), {})) == "a"
+    assert chosen(choose_verify_worker(workers, {"a": 2, "b": 1, "c": 1}, target=TARGET)) == "c"
+    assert chosen(choose_verify_worker(reversed(workers), {}, target=TARGET)) == "a"
 
 
 def test_the_longest_held_prefix_wins() -> None:
     workers = [worker("a", capacity=64), worker("b", capacity=64), worker("c", capacity=64)]
 
     def choose(load: dict[str, int], **held: int) -> str | None:
-        return chosen(choose_verify_worker(workers, load, held=held))
+        return chosen(choose_verify_worker(workers, load, target=None, target=TARGET, held=held))
 
     assert choose({}, c=64) == "c"
     assert choose({}, b=64, c=128) == "c"
@@ -51,7 +56,7 @@ def test_a_holder_that_is_too_busy_for_what_it_holds_is_not_taken() -> None:
     workers = [worker("a", capacity=64), worker("b", capacity=64), worker("c", capacity=64)]
 
     def choose(load: dict[str, int], **held: int) -> str | None:
-        return chosen(choose_verify_worker(workers, load, held=held))
+        return chosen(choose_verify_worker(workers, load, target=None, target=TARGET, held=held))
 
     # One session more for each 64 tokens, compared with the least busy one.
     assert choose({"a": 3, "b": 5, "c": 4}, b=128) == "b"
@@ -63,32 +68,50 @@ def test_a_holder_that_is_too_busy_for_what_it_holds_is_not_taken() -> None:
     assert choose({"b": 17}, b=4096) == "a"
     # What a worker says itself counts too: another coordinator may have placed sessions there.
     busy = [workers[0], replace(workers[1], sessions=3)]
-    assert chosen(choose_verify_worker(busy, {}, held={"b": 128})) == "a"
-    assert chosen(choose_verify_worker(busy, {}, held={"b": 192})) == "b"
+    assert chosen(choose_verify_worker(busy, {}, target=TARGET, held={"b": 128})) == "a"
+    assert chosen(choose_verify_worker(busy, {}, target=TARGET, held={"b": 192})) == "b"
 
 
 def test_a_small_holder_may_have_one_session_more() -> None:
     workers = [worker("a", capacity=2), worker("b", capacity=2)]
-    assert chosen(choose_verify_worker(workers, {"b": 1}, held={"b": 256})) == "b"
+    assert chosen(choose_verify_worker(workers, {"b": 1}, target=TARGET, held={"b": 256})) == "b"
 
 
 def test_a_holder_that_takes_nothing_is_not_chosen() -> None:
     workers = [worker("a"), worker("b"), worker("c", capacity=1), worker("d", draining=True)]
     held = {"b": 512, "c": 512, "d": 512}
-    assert chosen(choose_verify_worker(workers, {"c": 1}, exclude={"b"}, held=held)) == "a"
+    assert (
+        chosen(choose_verify_worker(workers, {"c": 1}, target=TARGET, exclude={"b"}, held=held))
+        == "a"
+    )
 
 
 def test_draining_and_full_workers_take_nothing() -> None:
     workers = [worker("a", draining=True), worker("b", capacity=1), worker("c")]
-    assert chosen(choose_verify_worker(workers, {"b": 1, "c": 3})) == "c"
-    assert choose_verify_worker([workers[0]], {}) is None
-    assert choose_verify_worker([], {}) is None
+    assert chosen(choose_verify_worker(workers, {"b": 1, "c": 3}, target=TARGET)) == "c"
+    assert choose_verify_worker([workers[0]], {}, target=TARGET) is None
+    assert choose_verify_worker([], {}, target=TARGET) is None
 
 
 def test_all_full_or_refusing_is_an_overload() -> None:
     workers = [worker("a", capacity=1), worker("b")]
     with pytest.raises(OverloadedError, match="all 2 verify workers"):
-        choose_verify_worker(workers, {"a": 1}, exclude={"b"})
+        choose_verify_worker(workers, {"a": 1}, target=TARGET, exclude={"b"})
+
+
+def test_only_workers_that_compute_alike_are_the_same_model() -> None:
+    workers = [
+        worker("a", model_fingerprint="g"),
+        worker("b", dtype="bfloat16"),
+        worker("c", numerics="invariant"),
+    ]
+    assert choose_verify_worker(workers, {}, target=TARGET) is None
+    assert choose_verify_worker(workers, {}, target=None) is None
+    busy = worker("d", capacity=1)
+    with pytest.raises(OverloadedError, match="all 1 verify workers"):
+        choose_verify_worker([*workers, busy], {"d": 1}, target=TARGET)
+    for other in workers:
+        assert choose_verify_worker([*workers, busy], {}, target=other.identity) is other
 
 
 def test_draft_worker_fits_the_tokenizer() -> None:

@@ -70,6 +70,8 @@ def test_distribution(heads: int, passed: bool) -> None:
     assert check.figures["samples"] == 1000
     assert check.figures["draft_tokens"] == 4
     assert f"p-value {check.figures['p_value']:.3g}" in check.summary
+    assert check.figures["detectable_shift"] == pytest.approx(0.0723, abs=1e-4)
+    assert "a shift of 7.2% of the outcomes" in check.summary
 
 
 def test_a_distribution_that_is_too_flat_to_be_tested_fails_with_advice() -> None:
@@ -78,6 +80,7 @@ def test_a_distribution_that_is_too_flat_to_be_tested_fails_with_advice() -> Non
     assert not check.passed
     assert "nothing was tested" in check.summary
     assert "top-k" in check.summary
+    json.dumps(check.figures, allow_nan=False)
 
 
 def test_acceptance_without_drafts_fails() -> None:

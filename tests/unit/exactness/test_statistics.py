@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from scipy import stats
 
-from outrider.exactness.statistics import chi_square
+from outrider.exactness.statistics import ChiSquare, chi_square, detectable_shift
 
 LAW = {"a": 0.5, "b": 0.3, "c": 0.15, "d": 0.05}
 
@@ -57,3 +57,26 @@ def test_one_class_says_nothing_and_an_impossible_outcome_everything() -> None:
     impossible = chi_square(["a"] * 999 + ["z"], {"a": 1.0, "z": 0.0})
     assert impossible.p_value == 0.0
     assert math.isinf(impossible.statistic)
+
+
+@pytest.mark.parametrize("classes", [2, 4, 18, 150])
+@pytest.mark.parametrize("samples", [200, 1000, 50_000])
+def test_the_shift_that_is_found_is_that_of_the_noncentral_law(classes: int, samples: int) -> None:
+    result = ChiSquare(0.0, classes, samples, 1.0, likeliest=0.3)
+    shift = detectable_shift(result, level=0.001)
+    noncentrality = samples * shift**2 / (0.3 * 0.7)
+    critical = stats.chi2.isf(0.001, classes - 1)
+    assert stats.ncx2.sf(critical, classes - 1, noncentrality) == pytest.approx(0.9, abs=1e-6)
+    assert detectable_shift(ChiSquare(0.0, 1, samples, 1.0), level=0.001) == math.inf
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_shift_of_that_size_is_found_9_times_in_10(sign: int) -> None:
+    shift = detectable_shift(chi_square(drawn(1000), LAW), level=0.001)
+    moved = {"a": 0.5 + sign * shift}
+    moved |= {o: p * (0.5 - sign * shift) / 0.5 for o, p in LAW.items() if o != "a"}
+    found = [chi_square(drawn(1000, moved, seed), LAW).p_value < 0.001 for seed in range(500)]
+    assert sum(found) == pytest.approx(450, abs=25)
+    # And in vain when nothing is wrong.
+    right = [chi_square(drawn(1000, LAW, seed), LAW).p_value < 0.001 for seed in range(500)]
+    assert sum(right) <= 4

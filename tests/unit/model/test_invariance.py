@@ -31,7 +31,9 @@ from tests.support.models import CONTEXT, EOS, FAMILIES, VOCABULARY, WINDOW, sav
 # Past two blocks and past the sliding window.
 LENGTH = 2 * BLOCK_TOKENS + WINDOW + 5
 BLOCKS = 160
-CASES = [(family, "float32") for family in FAMILIES] + [("llama", "bfloat16")]
+# NeoX has nothing here that the others lack, and takes its time.
+CASES = [(family, "float32") for family in FAMILIES if family != "gpt_neox"]
+CASES += [("llama", "bfloat16")]
 
 
 @dataclass

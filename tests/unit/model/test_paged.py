@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,10 @@ from transformers import (
 )
 
 from outrider.errors import ConfigError, UnsupportedModelError
-from outrider.model import paged_attention
 from outrider.model.blocks import BlockTable
 from outrider.model.describe import describe
 from outrider.model.loading import check_supported, load_model
 from outrider.model.paged import PagedModel, Segment
-from outrider.model.selfcheck import OwnLogits, check_paged_forward
 from tests.support.models import CONTEXT, EOS, FAMILIES, VOCABULARY, WINDOW, save_model
 
 
@@ -65,39 +62,6 @@ def test_no_logits_are_computed_for_rows_that_need_none(tmp_path: Path) -> None:
     table = BlockTable()
     model.pool.grow(table, 5)
     assert model.forward([Segment([1, 2, 3, 4, 5], table, 0)]).shape == (0, VOCABULARY)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_selfcheck_passes_for_supported_models(family: str, tmp_path: Path) -> None:
-    loaded = load_model(str(save_model(tmp_path, family)))
-    paged = PagedModel(loaded, 40)
-    found = check_paged_forward(OwnLogits.of(loaded), paged)
-    assert found is not None
-    assert found.difference < 1e-3
-    assert paged.pool.free == 40
-
-
-def break_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    visible = paged_attention.visible
-    monkeypatch.setattr(
-        paged_attention, "visible", lambda span, window, *rest: visible(span, None, *rest)
-    )
-
-
-def break_causality(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged_attention, "visible", lambda *_: None)
-
-
-@pytest.mark.parametrize("damage", [break_window, break_causality])
-def test_selfcheck_refuses_a_model_that_pages_get_wrong(
-    damage: Callable[[pytest.MonkeyPatch], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    loaded = load_model(str(save_model(tmp_path, "gemma2")))
-    damage(monkeypatch)
-    with pytest.raises(UnsupportedModelError, match="can't be served exactly"):
-        check_paged_forward(OwnLogits.of(loaded), PagedModel(loaded, 40))
 
 
 @pytest.mark.parametrize(

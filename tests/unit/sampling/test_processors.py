@@ -139,6 +139,9 @@ def test_stop_ids_are_barred_for_min_tokens(stop_ids: set[int]) -> None:
 def test_top_p_keeps_the_best_whatever_its_value() -> None:
     for top_p in (1e-9, 1e-17, 0.0):
         assert scores(replace(SAMPLED, top_p=top_p)) == [BARRED, BARRED, 0.0, BARRED]
+        # Where the masses add up to exactly 1, nothing but the rule that one stays keeps it.
+        quarters = processed_scores(torch.zeros(1, 4), [Row(replace(SAMPLED, top_p=top_p), (0,))])
+        assert quarters.isfinite().tolist() == [[False, False, False, True]]
     # Exactly half: the other half goes.
     even = processed_scores(torch.zeros(1, 8), [Row(replace(SAMPLED, top_p=0.5), (0,))])
     assert int(even.isfinite().sum()) == 4

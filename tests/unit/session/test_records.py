@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from outrider.messages import (
     SamplingParams,
     SpeculationOptions,
 )
+from outrider.session.identity import ModelIdentity
 from outrider.session.records import (
     Position,
     SessionRecord,
@@ -30,7 +32,6 @@ RECORD = SessionRecord(
     session_id="s.1:a",
     owner="c1",
     model="smol",
-    model_fingerprint="m1",
     prompt_len=2,
     sampling=SamplingParams(
         0.7,
@@ -54,6 +55,7 @@ RECORD = SessionRecord(
     ignore_eos=True,
     include_stop=True,
     logprobs=LogprobOptions(3, processed=True),
+    target=ModelIdentity("m1", "float32", "fast"),
 )
 PROMPT = [5, 2**32 - 1]
 
@@ -111,10 +113,12 @@ async def test_a_record_of_an_older_version_means_the_defaults(
         '"stop_ids": [], "speculation": true, "draft_len": 3}'
     )
     await redis.command("HSET", "outrider:{s.1:a}:session", "parameters", old)
+    await redis.command("HDEL", "outrider:{s.1:a}:session", "dtype", "numerics")
     record, _ = await records.read("s.1:a")
     assert record.sampling == SamplingParams(0.7, 40, 0.9, seed=2**64 - 1)
     assert record.speculation == SpeculationOptions(draft_len=3)
     assert (record.ignore_eos, record.include_stop, record.logprobs) == (False, False, None)
+    assert record.target is None
 
 
 async def test_an_id_in_use_is_refused_and_left_alone(records: SessionRecords) -> None:
@@ -146,7 +150,9 @@ async def test_a_write_that_does_not_fit_is_refused(
 
 async def test_a_raised_epoch_fences_the_former_owner(records: SessionRecords) -> None:
     await records.create(RECORD, PROMPT)
-    placement = {"owner": "c2", "verify_worker_id": "v2", "draft_worker_id": "d2"}
+    target = ModelIdentity("m1", "bfloat16", "invariant")
+    placement: dict[str, Any] = {"owner": "c2", "verify_worker_id": "v2", "draft_worker_id": "d2"}
+    placement["target"] = target
     await records.raise_epoch("s.1:a", held=1, epoch=3, **placement)
     for write in (
         records.append("s.1:a", epoch=1, base_len=2, token_ids=[9]),
@@ -158,7 +164,8 @@ async def test_a_raised_epoch_fences_the_former_owner(records: SessionRecords) -
         with pytest.raises(FencedError):
             await write
     await records.assign("s.1:a", epoch=3, draft_worker_id="d3")
-    expected = replace(RECORD, epoch=3, owner="c2", verify_worker_id="v2", draft_worker_id="d3")
+    placed = replace(RECORD, epoch=3, owner="c2", target=target)
+    expected = replace(placed, verify_worker_id="v2", draft_worker_id="d3")
     assert await records.read("s.1:a") == (expected, PROMPT)
 
 

@@ -24,6 +24,8 @@ RECORD = WorkerRecord(
     sessions=3,
     draining=False,
     context_len=2048,
+    dtype="bfloat16",
+    numerics="invariant",
 )
 
 
@@ -88,6 +90,15 @@ async def test_a_record_that_cannot_be_read_hides_no_other(redis: Redis) -> None
     await redis.command("SADD", INDEX_KEY, "outrider:worker:verify:odd")
     await redis.command("HSET", "outrider:worker:verify:odd", "address", "x")
     assert await registry.list_workers() == [RECORD]
+
+
+async def test_a_worker_of_an_earlier_version_is_read(redis: Redis) -> None:
+    registry = Registry(redis)
+    await registry.announce(RECORD)
+    await redis.command("HDEL", "outrider:worker:verify:v:1", "dtype", "numerics")
+    (found,) = await registry.list_workers()
+    assert found == replace(RECORD, dtype="", numerics="")
+    assert found.identity != RECORD.identity
 
 
 async def test_heartbeats_outlive_an_outage_and_end_with_a_withdrawal(

@@ -159,7 +159,10 @@ def rubbish() -> list[tuple[str, Callable[[Worker], None]]]:
         ("id is the vocabulary size", lambda w: w.propose("s", [VOCABULARY])),
         ("id is -1 as the wire shows it", lambda w: w.propose("s", [2**32 - 1])),
         ("more than was asked for", lambda w: w.propose("s", [1] * 5)),
-        ("a parent that points forward", lambda w: w.propose("s", [], draft=Draft((1, 2), (1, -1)))),
+        (
+            "a parent that points forward",
+            lambda w: w.propose("s", [], draft=Draft((1, 2), (1, -1))),
+        ),
         ("a tree too large", lambda w: w.propose("s", [], draft=Draft(*wide_tree(9)))),
         ("a tree too deep", lambda w: w.propose("s", [], draft=Draft(*wide_tree(6, depth=5)))),
         ("equal siblings", lambda w: w.propose("s", [], draft=Draft((1, 2, 2), (-1, 0, 0)))),

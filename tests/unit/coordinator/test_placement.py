@@ -43,7 +43,7 @@ def test_the_longest_held_prefix_wins() -> None:
     workers = [worker("a", capacity=64), worker("b", capacity=64), worker("c", capacity=64)]
 
     def choose(load: dict[str, int], **held: int) -> str | None:
-        return chosen(choose_verify_worker(workers, load, target=None, target=TARGET, held=held))
+        return chosen(choose_verify_worker(workers, load, target=TARGET, held=held))
 
     assert choose({}, c=64) == "c"
     assert choose({}, b=64, c=128) == "c"
@@ -56,7 +56,7 @@ def test_a_holder_that_is_too_busy_for_what_it_holds_is_not_taken() -> None:
     workers = [worker("a", capacity=64), worker("b", capacity=64), worker("c", capacity=64)]
 
     def choose(load: dict[str, int], **held: int) -> str | None:
-        return chosen(choose_verify_worker(workers, load, target=None, target=TARGET, held=held))
+        return chosen(choose_verify_worker(workers, load, target=TARGET, held=held))
 
     # One session more for each 64 tokens, compared with the least busy one.
     assert choose({"a": 3, "b": 5, "c": 4}, b=128) == "b"

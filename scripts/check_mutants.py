@@ -58,7 +58,19 @@ MEMORY_BYTES = 6 << 30
 
 # Mutants that do what the original does: the module, what changes into what, and the reason.
 EQUIVALENT = {
-    ("coupled", "argmax(-1)", "argmax(1)"): "the last of two dimensions",
+    ("best", ".max(-1)", ".max(1)"): "the last of two dimensions",
+    ("best", "whole <= _BLOCK", "whole < _BLOCK"): "one block is looked through either way",
+    ("coupled", "count == 1", "count == 0"): "the other way gives one token too",
+    ("coupled", "zip(ids, values, strict=True)", "zip(ids, values, strict=False)"): "as many",
+    ("coupled", "best.values.tolist(), strict=True", "best.values.tolist(), strict=False"): (
+        "one of each a row"
+    ),
+    ("coupled", "choices.token_ids, strict=True", "choices.token_ids, strict=False"): (
+        "one of each a row"
+    ),
+    ("coupled", "zip(*place, strict=True)", "zip(*place, strict=False)"): "all are pairs",
+    ("coupled", "len(place) < len(s", "len(place) <= len(s"): "each row's own noise, once more",
+    ("coupled", "logits.shape[1])", "logits.shape[0])"): "only how much is done at once",
     ("coupled", "amax(-1)", "amax(1)"): "the last of two dimensions",
     ("coupled", "shape[-1]", "shape[1]"): "the last of two dimensions",
     ("logprobs", "log_softmax(-1)", "log_softmax(1)"): "the last of two dimensions",
@@ -68,8 +80,15 @@ EQUIVALENT = {
     ("processors", "amax(-1,", "amax(1,"): "the last of two dimensions",
     ("processors", "penalty == 1.0", "penalty == 0.0"): "x / 1 and x * 1 are x",
     ("processors", "values < 0,", "values <= 0,"): "0 times and 0 over a penalty are both 0",
-    ("processors", "top_k < score", "top_k <= score"): "nothing is below the lowest score",
-    ("processors", "min_p > 0", "min_p >= 0"): "no mass is below 0",
+    ("processors", "k < scores", "k <= scores"): "nothing is below the lowest score",
+    ("processors", "p > 0 for", "p >= 0 for"): "no mass is below 0",
+    ("processors", "p = scores.softmax(-1)", "p = scores.softmax(1)"): "the last of two dimensions",
+    ("processors", "logsumexp(-1", "logsumexp(1"): "the last of two dimensions",
+    ("processors", "cumsum(-1)", "cumsum(1)"): "the last of two dimensions",
+    ("processors", ".sum(-1", ".sum(1"): "the last of two dimensions",
+    ("processors", ".all(-1)", ".all(1)"): "the last of two dimensions",
+    ("processors", "before < limit", "before <= limit"): "where they are equal a sort decides",
+    ("processors", "abs() > _CLEAR", "abs() >= _CLEAR"): "a bound that nothing meets exactly",
     ("rejection", "p_token >= q_token", "p_token > q_token"): "p / q is 1 where they are equal",
 }
 
@@ -115,6 +134,8 @@ _BINARY: dict[type, type] = {
     ast.BitOr: ast.BitAnd,
     ast.BitXor: ast.BitOr,
     ast.Pow: ast.Mult,
+    ast.FloorDiv: ast.Mod,
+    ast.Mod: ast.FloorDiv,
 }
 _NAMES = {
     "min": "max",

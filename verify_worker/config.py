@@ -45,7 +45,7 @@ class Settings:
         64, at_least=0, help="Most tokens of a draft that is a tree; 0 takes chains only."
     )
     draft_wait_s: float = setting(
-        0.0, at_least=0, help="Longest wait for a draft; 0 lets the measured step time decide."
+        0.0, at_least=0, help="Longest wait for a draft; 0 lets measurements decide."
     )
     q_top: int = setting(
         64,

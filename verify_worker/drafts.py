@@ -132,7 +132,7 @@ class Drafts:
         if not worker.latency.seconds:
             return max(stakes.gain_s(policy.FIRST_SHARE), 0.0)
         # A session says most about itself; the worker's other sessions speak for a new one.
-        share = session.expectation.share(worker.expectation.share())
+        share = session.expectation.share(worker.expectation.share(), policy.DRAFTS_OF_OTHERS)
         gain_s = stakes.gain_s(share) - self._lag_s
         return best_wait_s(worker.latency.seconds, gain_s, stakes.limit_s)
 
@@ -153,11 +153,18 @@ class Drafts:
         return found
 
     def note_step(
-        self, session: Session, began_s: float, *, accepted: int, stakes: policy.Stakes
+        self,
+        session: Session,
+        began_s: float,
+        *,
+        accepted: int,
+        stakes: policy.Stakes,
+        fixed_wait_s: float,
     ) -> None:
         """The session takes a step, with a draft or without the one that it wanted.
 
-        `accepted` tokens of the draft came out.
+        `accepted` tokens of the draft came out. A `fixed_wait_s` above 0 is what a session may
+        wait, however little there is to win.
         """
         if session.asked_at_s is None:
             return
@@ -175,7 +182,8 @@ class Drafts:
             self._expect(session, accepted, session.asked_len)
         if want is None or want.wait_until_s > session.asked_at_s:
             saved_s = stakes.gain_s(accepted / session.asked_len) if want is None else 0.0
-            pause = session.patience.note(waited_s, saved_s, stakes.limit_s)
+            longest_wait_s = fixed_wait_s or stakes.limit_s
+            pause = session.patience.note(waited_s, saved_s, longest_wait_s)
             session.resume_at_len = len(session.tokens) + pause if pause else 0
         _ask_nothing(session)
 

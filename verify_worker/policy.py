@@ -27,9 +27,12 @@ FIRST_REST_S = 1.0
 LONGEST_REST_S = 30.0
 REST_WAITS = 10
 # What is expected of a drafter of which nothing is known, as a share of the draft's tokens;
-# how many drafts that expectation counts for, and over about how many is averaged.
+# how many drafts that guess counts for, and how many the figures of the drafter's other
+# sessions do for a session: single drafts say little, and sessions that draft make the steps
+# longer for those that do not. Over about how many drafts is averaged.
 FIRST_SHARE = 0.5
-DRAFTS_EXPECTED = 2
+DRAFTS_GUESSED = 2
+DRAFTS_OF_OTHERS = 16
 DRAFTS_REMEMBERED = 16
 
 
@@ -79,9 +82,9 @@ class Expectation:
         weight = 1 / min(self.drafts, DRAFTS_REMEMBERED)
         self.share_seen += weight * (accepted / draft_len - self.share_seen)
 
-    def share(self, prior: float = FIRST_SHARE) -> float:
-        """What to expect, given what is expected of others."""
-        weight = self.drafts / (self.drafts + DRAFTS_EXPECTED)
+    def share(self, prior: float = FIRST_SHARE, counts_for: int = DRAFTS_GUESSED) -> float:
+        """What to expect, given a `prior` that counts for so many drafts."""
+        weight = self.drafts / (self.drafts + counts_for)
         return prior + weight * (self.share_seen - prior)
 
 

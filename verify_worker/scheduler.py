@@ -276,7 +276,13 @@ class Scheduler:
         kept, ending = first_ending(decided.verdict.token_ids, before, session.endings)
         verdict = decided.verdict.cut(kept)
         began_s = now_s - timings.compute_us / 1e6
-        self.drafts.note_step(session, began_s, accepted=verdict.accepted, stakes=stakes)
+        self.drafts.note_step(
+            session,
+            began_s,
+            accepted=verdict.accepted,
+            stakes=stakes,
+            fixed_wait_s=self._limits.draft_wait_s,
+        )
         progress = Progress(
             session_id=session.session_id,
             epoch=session.epoch,

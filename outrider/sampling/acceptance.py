@@ -99,7 +99,7 @@ def verify_tree(draft: Sequence[int], parents: Sequence[int], targets: TargetTok
         after = targets[agreeing[0] + 1]
         if after is None:
             left_out = _subtree(agreeing[0], parents)
-            return _tree_verdict(draft, path, own, here == agreeing[:1], len(left_out))
+            return _tree_verdict(draft, path, own, here == agreeing, len(left_out))
         end, own = agreeing[0], after
         path.append(end)
     return _tree_verdict(draft, path, own, not here, 0)

@@ -8,7 +8,7 @@ import sys
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -358,6 +358,7 @@ async def test_a_model_drafts_its_own_continuation(redis_url: str, models: Path)
     prompt = torch.tensor([[1, 2, 3, 4, 5]])
     text = plain.generate(prompt, max_new_tokens=7, do_sample=False, eos_token_id=None)[0].tolist()
     flags = ("--drafter", "model", "--draft-model", path, "--target", path, "--threads", "1")
+    flags += ("--tree-width", "2")
     async with running(redis_url, "model", *flags) as worker, peer(worker) as stream:
         record = worker.record
         assert (record.model, record.context_len) == ("tiny", 64)
@@ -368,6 +369,12 @@ async def test_a_model_drafts_its_own_continuation(redis_url: str, models: Path)
         # All accepted, and the bonus token.
         await stream.say(committed("s", 5, *text[5:9]))
         assert drafted(await stream.next()) == ("s", 9, tuple(text[9:12]))
+        # A target that takes trees of four gets one beside the chain.
+        await stream.say(replace(opened("tree", *text[:5]), max_nodes=4))
+        tree = await stream.next()
+        assert isinstance(tree, Proposal)
+        assert tree.draft.parents == (-1, -1, 0, 2)
+        assert [tree.draft.token_ids[node] for node in (0, 2, 3)] == text[5:8]
         await stream.say(opened("wrong", 1, 2, 8), opened("t", *text[:6]))
         assert reason(await stream.next()) == "INVALID_REQUEST"
         assert drafted(await stream.next()) == ("t", 6, tuple(text[6:9]))

@@ -166,6 +166,37 @@ def test_targets_of_no_rows() -> None:
     Targets(torch.zeros(0, 5), [])
 
 
+@pytest.mark.parametrize(
+    ("chunk_tokens", "sizes"),
+    [
+        (10, [(4, 0), (1, 0), (1, 1), (1, 1), (3, 1), (3, 1)]),
+        (699, [(6, 1), (4, 2), (3, 1)]),
+        (10**4, [(13, 4)]),
+    ],
+)
+def test_so_much_is_done_at_once(
+    chunk_tokens: int, sizes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(rows, of how much noise) of each chunk; greedy rows that are free are in none."""
+    seen: list[tuple[int, int]] = []
+    scores = coupled._scores
+
+    def counted(logits: torch.Tensor, rows: list[Row]) -> torch.Tensor:
+        keys = {(row.sampling.seed, row.position) for row in rows if row.sampling.temperature}
+        seen.append((len(rows), len(keys)))
+        return scores(logits, rows)
+
+    monkeypatch.setattr(coupled, "_scores", counted)
+    monkeypatch.setattr(coupled, "_CHUNK_TOKENS", chunk_tokens)
+    bound = Row(SamplingParams(banned_ids=(1,)), [1])
+    shared = [Row(SamplingParams(1.0, seed=9), [1] * place) for place in (1, 2)]
+    alone = [Row(SamplingParams(1.0, seed=seed), [1]) for seed in (3, 4)]
+    free = Row(SamplingParams(), [1])
+    rows = [alone[0], bound, free, *shared, bound, alone[1], bound, *shared, bound, *shared, bound]
+    choose(torch.zeros(len(rows), 300), rows)
+    assert sorted(seen) == sorted(sizes)
+
+
 def test_noise_is_made_once_for_all_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
@@ -194,6 +225,13 @@ def test_ranked_tokens_are_the_next_best_under_the_same_noise() -> None:
         for token in best:
             assert target_tokens(left, [rows[r]]) == [token]
             left[0, token] = -torch.inf
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_as_many_are_ranked_as_were_asked_for(count: int) -> None:
+    # All equal: the best is the lowest id, what follows may be any.
+    ranked = ranked_tokens(torch.zeros(2, 50), [Row(SamplingParams(), [0])] * 2, count)
+    assert [(best[0], len(set(best)), len(best)) for best in ranked] == [(0, count, count)] * 2
 
 
 def test_barred_tokens_are_not_ranked() -> None:

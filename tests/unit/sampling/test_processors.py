@@ -1,11 +1,13 @@
 """Edges of the processors that transformers has no word on."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from outrider.messages import SamplingParams
+from outrider.sampling import processors
 from outrider.sampling.coupled import choose, processed_scores, target_tokens, unusable_rows
 from outrider.sampling.processors import constrained_scores, constrains, warped_scores
 from outrider.sampling.rows import Row
@@ -203,3 +205,98 @@ def test_rows_of_a_batch_keep_to_themselves() -> None:
     assert greedy == [0.5, -1.0, 2.0, 0.0]
     assert constrained == [0.5, -1.0, BARRED, 0.0]
     assert sampled == [-1.5, -3.0, 0.0, -2.0]
+
+
+def top_p_by_sorting(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The scores of one row at temperature 1, with the tail cut as the definition says."""
+    scores = logits.double() - logits.double().max()
+    ordered, order = scores.sort(stable=True)
+    cut = ordered.softmax(0).cumsum(0) <= 1.0 - top_p
+    cut[-1] = False
+    scores[order[cut]] = -torch.inf
+    return scores
+
+
+def sorted_rows(
+    logits: torch.Tensor, top_p: list[float], monkeypatch: pytest.MonkeyPatch
+) -> list[int]:
+    """Check rows that share a batch; which of them took a sort of the vocabulary."""
+    seen: list[torch.Tensor] = []
+    sort = processors._keep_top_p_of_all
+
+    def counted(score: torch.Tensor, share: float) -> None:
+        seen.append(score.clone())
+        sort(score, share)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(processors, "_keep_top_p_of_all", counted)
+        samplings = [replace(SAMPLED, top_p=share) for share in top_p]
+        warped = warped_scores(logits.double(), samplings)
+    for r, share in enumerate(top_p):
+        assert torch.equal(warped[r], top_p_by_sorting(logits[r], share)), (r, share)
+    whole = logits.double() - logits.double().amax(-1, keepdim=True)
+    return [r for r in range(len(top_p)) if any(torch.equal(whole[r], one) for one in seen)]
+
+
+@pytest.mark.parametrize("vocab_size", [2, 8, 255, 256, 257, 900])
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_top_p_is_decided_by_the_few_best_as_by_a_sort(
+    vocab_size: int, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randn(40, vocab_size, generator=generator) * scale
+    # A last token of almost no mass, so that something is cut in any case.
+    logits[:, -1] = -30.0
+    shares = [0.05 + 0.9 * r / 40 for r in range(40)]
+    took = sorted_rows(logits, shares, monkeypatch)
+    # With many likely tokens the few best may not be enough.
+    assert took == [] or (vocab_size == 900 and scale == 1.0 and 0 not in took)
+
+
+def test_top_p_sorts_where_the_few_best_do_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    clear = torch.zeros(600)
+    clear[:3] = torch.tensor([20.0, 19.0, 18.0])
+    flat = torch.linspace(0.0, 0.1, 600)
+    # The last that is kept has an equal that is cut.
+    equals = clear.clone()
+    equals[[100, 200, 300]] = 19.0
+    # Just as much mass as is asked for, or so nearly that a sum in another order may differ.
+    halves = torch.full((600,), -200.0)
+    halves[[5, 9]] = 0.0
+    nearly = halves.clone()
+    nearly[9] = -1e-5
+    logits = torch.stack([clear, flat, equals, halves, nearly, clear.roll(1)])
+    exact = float(nearly.double().softmax(0)[5])
+    shares = [0.9, 0.9, 0.5, 0.5, exact + 2e-10, 1e-12]
+    assert sorted_rows(logits, shares, monkeypatch) == [1, 2, 3, 4, 5]
+    shares = [0.9, 0.05, 0.9, 0.6, exact + 2e-9, 1e-8]
+    assert sorted_rows(logits, shares, monkeypatch) == []
+
+
+def test_each_row_of_a_batch_has_its_own_cuts() -> None:
+    logits = torch.randn(12, 40, generator=torch.Generator().manual_seed(3)).double() * 2
+    wishes: list[dict[str, Any]] = [
+        {},
+        {"top_k": 3},
+        {"top_k": 30},
+        {"top_k": 40},
+        {"top_p": 0.6},
+        {"top_p": 0.95},
+        {"min_p": 0.5},
+        {"min_p": 0.01},
+        {"top_k": 5, "top_p": 0.5},
+        {"top_p": 0.9, "min_p": 0.1},
+        {"top_k": 7, "top_p": 0.9, "min_p": 0.2},
+        {"top_k": 1},
+    ]
+    samplings = [replace(SAMPLED, **wish) for wish in wishes]
+    together = warped_scores(logits, samplings)
+    for r, sampling in enumerate(samplings):
+        assert torch.equal(together[r], warped_scores(logits[r : r + 1], [sampling])[0])
+    kept = together.isfinite().sum(-1)
+    assert kept[[0, 1, 2, 3, 11]].tolist() == [40, 3, 30, 40, 1]
+    assert all(1 <= count < 40 for count in kept[4:].tolist())
+    # A batch of which all want the same.
+    for some in ([1, 2], [4, 5], [6, 7], [0, 3], [10]):
+        chosen = warped_scores(logits[some], [samplings[r] for r in some])
+        assert torch.equal(chosen, together[some])

@@ -136,13 +136,12 @@ def test_case_16_the_last_place_of_the_context_is_used() -> None:
 
 def test_case_13_a_stop_id_inside_an_accepted_draft() -> None:
     expected = plain_decoding(range(1, 6), 20)
-    stop = expected[2]
     worker = Worker(draft_len=6)
-    worker.start(new=20, endings=Endings(20, frozenset({stop})))
+    worker.start(new=20, endings=Endings(20, frozenset({expected[2]})))
     worker.step()
     worker.propose("s", worker.right_draft("s", 6))
     worker.step()
-    assert worker.tokens["s"] == expected[: expected.index(stop) + 1]
+    assert worker.tokens["s"] == expected[: expected.index(expected[2]) + 1]
     assert worker.ends["s"].reason is FinishReason.STOP  # type: ignore[union-attr]
     assert worker.scheduler.counters.speculation.acceptance_rate == 1.0
     assert worker.scheduler.pool.free == worker.scheduler.pool.total

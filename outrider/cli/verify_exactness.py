@@ -38,7 +38,7 @@ class Settings:
     )
     count: int = setting(4, at_least=1, help="Prompts of the parity checks.")
     new_tokens: int = setting(24, at_least=2, help="Tokens of each answer.")
-    samples: int = setting(1000, at_least=200, help="Completions of the distribution test.")
+    samples: int = setting(500, at_least=200, help="Completions of the distribution test.")
     temperature: float = setting(1.0, at_least=0.01, help="Temperature of what is sampled.")
     top_k: int = setting(
         0, at_least=0, help="Of the distribution test; for a law that is too flat to be tested."

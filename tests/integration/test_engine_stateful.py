@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 import structlog
 import torch
 from hypothesis import HealthCheck, settings
@@ -345,6 +346,8 @@ class Machine(RuleBasedStateMachine):
         return Draft(tuple(tokens), tuple(parents))
 
 
+# 20 s of processor time, but two thousand steps feel every other process on the machine.
+@pytest.mark.timeout(600)
 def test_random_steps_say_what_plain_decoding_says(tmp_path: Path) -> None:
     path = save_model(tmp_path)
     model, reference, tally = load_model(str(path)), Reference(path), Counter[str]()

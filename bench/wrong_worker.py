@@ -68,13 +68,17 @@ def untruncated_q() -> None:
 
 def always_accept() -> None:
     """Every draft token is accepted, whatever the target says."""
-    from outrider.sampling.acceptance import Verdict, verdict
+    from outrider.sampling.acceptance import TargetTokens, Verdict, verdict, verify_tree
     from verify_worker import runner
 
-    def wrong(draft: Sequence[int], targets: Sequence[int]) -> Verdict:
-        return verdict(draft, targets[len(draft)], len(draft), whole=True)
+    def wrong(draft: Sequence[int], parents: Sequence[int], targets: TargetTokens) -> Verdict:
+        last = targets[len(draft)]
+        return verify_tree(draft, parents, targets) if last is None else whole(draft, last)
 
-    mock.patch.object(runner, "verify_chain", wrong).start()
+    def whole(draft: Sequence[int], last: int) -> Verdict:
+        return verdict(draft, last, len(draft), whole=True)
+
+    mock.patch.object(runner, "verify_tree", wrong).start()
 
 
 # fault: (the worker that has it, what makes it)

@@ -11,7 +11,7 @@ weights go through one loop:
     logits = head(norm(x[wanted]))
 
 What a model computes stays its own affair: `LeanDecoder.of` takes only decoders that are known
-to be built this way, and `outrider.model.numerics` compares the two before this one is used.
+to be built this way, and a verify worker compares the two at start (`outrider.model.selfcheck`).
 """
 
 from collections.abc import Callable, Iterator, Sequence

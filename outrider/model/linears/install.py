@@ -52,7 +52,7 @@ class Packer:
                 self._take_out(linear)
         return product
 
-    def suits(self, linear: torch.nn.Module) -> bool:
+    def leaves_plain(self, linear: torch.nn.Module) -> bool:
         """Whether the plain layer is the best there is."""
         if self.quantised is not None and self.quantised.find(linear) is not None:
             return False
@@ -106,7 +106,7 @@ def pack_module(module: torch.nn.Module, packer: Packer) -> None:
         if type(child) in _LINEAR_TYPES
     ]
     for parent, name, child in found:
-        if not packer.suits(child):
+        if not packer.leaves_plain(child):
             setattr(parent, name, PackedLinear(packer.fuse([child]), child))
 
 

@@ -312,7 +312,7 @@ class WorkerPool:
         wanted, flags = self._model, ""
         if target is not None:
             wanted += f" in {target.computing}"
-            flags = f" --dtype {target.dtype} --numerics {target.numerics}"
+            flags = f" {target.flags}"
         return NoVerifyWorkerError(
             f"no verify worker with {wanted} is up{serving}; start one with "
             f"`outrider verify-worker --model PATH{flags}` and the same --redis-url"

@@ -131,5 +131,5 @@ class VerifyWorker:
             context_len=target.context_len,
             kv_fingerprint=target.scheduler.prefixes.fingerprint,
             dtype=target.dtype,
-            numerics=self._settings.numerics,
+            numerics=target.numerics,
         )

@@ -21,12 +21,14 @@ class Settings:
     numerics: str = setting(
         "fast",
         choices=("fast", "invariant"),
-        help="invariant: a session's logits have the same bits whatever shares its steps; slower.",
+        help="invariant: a session's logits have the same bits whatever shares its steps; slower "
+        "where the forward is not compiled.",
     )
     forward: str = setting(
-        "lean",
-        choices=("lean", "module"),
-        help="lean: fused operators for the model families that have them; module: never.",
+        "auto",
+        choices=("auto", "compiled", "lean", "module"),
+        help="compiled: one function made for this processor (float32 on CPU, Llama-like models); "
+        "lean: a loop over fused operators; module: the model's own code; auto: the best.",
     )
     linears: str = setting(
         "auto",

@@ -36,6 +36,7 @@ class Target:
     model: PagedModel
     token_count: int
     dtype: str
+    numerics: str
     name: str
     fingerprint: str
     tokenizer_fingerprint: str
@@ -58,7 +59,7 @@ def load_target(settings: Settings) -> Target:
     bytes_per_block = block_bytes(model)
     weights = sum(p.numel() * p.element_size() for p in model.module.parameters())
     own = OwnLogits.of(model)
-    packed = packs(model, settings.numerics, settings.linears)
+    packed = packs(model, settings.numerics, settings.forward, settings.linears)
     dtype = f"{settings.dtype}-packed" if packed else settings.dtype
     if packed:
         # Exactly first; in fewer bits rounding would hide a fault.
@@ -68,7 +69,7 @@ def load_target(settings: Settings) -> Target:
         settings.numerics,
         model,
         linears=settings.linears,
-        lean=settings.forward == "lean",
+        forward=settings.forward,
         attention=settings.attention,
     )
     device = next(model.module.parameters()).device
@@ -82,7 +83,7 @@ def load_target(settings: Settings) -> Target:
     log.info(
         "target loaded",
         model=model.name,
-        numerics=settings.numerics,
+        numerics=numerics.arithmetic,
         weights=format_bytes(weights),
         packed=packed,
         **statement(blocks, bytes_per_block, BLOCK_TOKENS, model.context_len),
@@ -102,7 +103,7 @@ def load_target(settings: Settings) -> Target:
         draft_wait_s=settings.draft_wait_s,
         q_top=settings.q_top,
     )
-    kv = kv_fingerprint(model.fingerprint, dtype, settings.numerics)
+    kv = kv_fingerprint(model.fingerprint, dtype, numerics.arithmetic)
     runner = Runner(paged, token_count)
     cost = CostModel()
     if settings.calibrate:
@@ -115,6 +116,7 @@ def load_target(settings: Settings) -> Target:
         model=paged,
         token_count=token_count,
         dtype=dtype,
+        numerics=numerics.arithmetic,
         name=model.name,
         fingerprint=model.fingerprint,
         tokenizer_fingerprint=tokenizer.fingerprint,

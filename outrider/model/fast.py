@@ -4,6 +4,8 @@ Sums in floating point depend on the shape of the batch, so a row's logits may d
 last bits with what shares its step.
 """
 
+from typing import ClassVar
+
 import torch
 from transformers import PreTrainedModel
 
@@ -16,6 +18,8 @@ from outrider.model.rows import StepRows
 
 class FastNumerics:
     """One forward of the model's own code over all rows, with that attention over pages."""
+
+    arithmetic: ClassVar[str] = "fast"
 
     def __init__(self, attention: AttentionKind = PagedAttention) -> None:
         self._attention = attention

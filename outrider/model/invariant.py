@@ -12,7 +12,7 @@ Three things make it so:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn import functional
@@ -27,6 +27,8 @@ from outrider.model.rows import Span, StepRows
 @dataclass(slots=True)
 class InvariantNumerics:
     """Passes of `pass_rows` rows; `body` and `head` tell the model's linears what is padding."""
+
+    arithmetic: ClassVar[str] = "invariant"
 
     pass_rows: int
     body: LiveRows = field(default_factory=LiveRows)

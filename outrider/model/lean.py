@@ -1,22 +1,13 @@
-"""The forward pass of Llama-like decoders with few, fused operators.
+"""The forward pass of Llama-like decoders (`outrider.model.parts`) with few, fused operators.
 
 On small models and few rows the framework around a forward costs as much as its arithmetic:
 calls of modules, keyword arguments, one operator for every step of a norm. Here the same
-weights go through one loop:
-
-    x = embed(tokens)
-    for each layer:
-        q, k, v = qkv(norm(x)); rotate q, k; write k, v; x += out(attention(q))
-        x += down(silu(gate) * up), gate and up from one product
-    logits = head(norm(x[wanted]))
-
-What a model computes stays its own affair: `LeanDecoder.of` takes only decoders that are known
-to be built this way, and a verify worker compares the two at start (`outrider.model.selfcheck`).
+weights go through one loop over torch's operators, on any device and in any type.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import ClassVar
 
 import torch
 from torch.nn import functional
@@ -27,40 +18,23 @@ from outrider.model.flex import AttentionKind
 from outrider.model.linears.kinds import Linear
 from outrider.model.paged_attention import PagedAttention, StepAttention
 from outrider.model.pages import KvPages
+from outrider.model.parts import Decoder, Layer, Norm
 from outrider.model.rows import StepRows
-
-# Decoders whose forward is the one above, apart from what `_layer` reads off the modules.
-_MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
 
 # Makes the product of several linear layers that read the same rows, results side by side.
 Fuse = Callable[[Sequence[torch.nn.Linear]], Linear]
 
 
 @dataclass(frozen=True, slots=True)
-class _Norm:
-    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension."""
-
-    weight: torch.Tensor
-    eps: float
-
-    @classmethod
-    def of(cls, module: Any) -> Self:
-        return cls(module.weight, module.variance_epsilon)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
-@dataclass(frozen=True, slots=True)
 class _Layer:
-    """One decoder layer; `head_norms` are those of queries and keys where a model has them."""
+    """One decoder layer over fused products."""
 
-    attention_norm: _Norm
+    attention_norm: Norm
     qkv: Linear
-    head_norms: tuple[_Norm, _Norm] | None
+    head_norms: tuple[Norm, Norm] | None
     how: How
     out: Linear
-    mlp_norm: _Norm
+    mlp_norm: Norm
     gate_up: Linear
     down: Linear
 
@@ -71,47 +45,24 @@ class LeanDecoder:
     Shapes: N rows, H query heads, Hkv heads of keys and values, of size D.
     """
 
+    arithmetic: ClassVar[str] = "fast"
+
     def __init__(
-        self,
-        module: PreTrainedModel,
-        layers: Sequence[_Layer],
-        heads: tuple[int, int],
-        head: Linear,
-        attention: AttentionKind,
+        self, parts: Decoder, fuse: Fuse, attention: AttentionKind = PagedAttention
     ) -> None:
-        untyped: Any = module
-        self._embed: torch.Tensor = untyped.model.embed_tokens.weight
-        self._rotary: Any = untyped.model.rotary_emb
-        self._norm = _Norm.of(untyped.model.norm)
-        self._layers = layers
-        self._heads, self._kv_heads = heads
-        self._head = head
+        """`fuse` is called once for each product and may take the weights out of the module."""
+        self._parts = parts
+        self._heads, self._kv_heads = parts.heads, parts.kv_heads
+        self._layers = [_layer(layer, fuse) for layer in parts.layers]
+        self._head = fuse([parts.head])
         self._attention = attention
-
-    @classmethod
-    def of(
-        cls, module: PreTrainedModel, fuse: Fuse, attention: AttentionKind = PagedAttention
-    ) -> Self | None:
-        """The decoder of a module, or None when it is not built like the ones known here.
-
-        `fuse` is called once for each product and may take the weights out of the module.
-        """
-        untyped: Any = module
-        config = untyped.config
-        if config.model_type not in _MODEL_TYPES or config.hidden_act != "silu":
-            return None
-        if any(type(linear) is not torch.nn.Linear for linear in _linears(untyped)):
-            return None
-        layers = [_layer(layer, fuse) for layer in untyped.model.layers]
-        heads = (config.num_attention_heads, config.num_key_value_heads)
-        return cls(module, layers, heads, fuse([untyped.lm_head]), attention)
 
     def logits(self, module: PreTrainedModel, pages: KvPages, rows: StepRows) -> torch.Tensor:
         """Run the step: logits [len(rows.wanted), V] in the model's own type."""
         device = pages.device
-        x = functional.embedding(torch.tensor(rows.token_ids, device=device), self._embed)
+        x = functional.embedding(torch.tensor(rows.token_ids, device=device), self._parts.embed)
         positions = torch.tensor([rows.positions], device=device)
-        cos, sin = (part[0, :, None] for part in self._rotary(x, positions))  # [N, 1, D]
+        cos, sin = (part[0, :, None] for part in self._parts.rotary(x, positions))  # [N, 1, D]
         # The halves of a head swap places, and the first comes back negative.
         half = sin.shape[-1] // 2
         signed_sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
@@ -123,13 +74,13 @@ class LeanDecoder:
             if index == last:
                 # Only the rows whose logits are wanted go on from the last attention.
                 if wanted is None:
-                    return x.new_empty(0, len(self._embed))
+                    return x.new_empty(0, len(self._parts.embed))
                 if len(wanted) < len(x):
                     x, mixed = x[wanted], mixed[wanted]
             x = layer.out(mixed).add_(x)
-            gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, -1)
+            gate, up = layer.gate_up(normalised(x, layer.mlp_norm)).chunk(2, -1)
             x = layer.down(functional.silu(gate).mul_(up)).add_(x)
-        return self._head(self._norm(x))
+        return self._head(normalised(x, self._parts.norm))
 
     def _attend(
         self,
@@ -140,14 +91,18 @@ class LeanDecoder:
         attention: StepAttention,
     ) -> torch.Tensor:
         """The rows x [N, hidden] mixed with what came before: [N, H * D]."""
-        qkv = layer.qkv(layer.attention_norm(x))
+        qkv = layer.qkv(normalised(x, layer.attention_norm))
         rotated = self._heads + self._kv_heads
         heads = qkv.view(len(x), rotated + self._kv_heads, -1)
         turning = heads[:, :rotated]
         if layer.head_norms is not None:
             q_norm, k_norm = layer.head_norms
             turning = torch.cat(
-                [q_norm(heads[:, : self._heads]), k_norm(heads[:, self._heads : rotated])], 1
+                [
+                    normalised(heads[:, : self._heads], q_norm),
+                    normalised(heads[:, self._heads : rotated], k_norm),
+                ],
+                1,
             )
         cos, signed_sin = rotation
         swapped = turning.roll(cos.shape[-1] // 2, -1)
@@ -156,34 +111,19 @@ class LeanDecoder:
         return attention.attend(index, heads[:, : self._heads], layer.how).flatten(1)
 
 
-def _layer(layer: Any, fuse: Fuse) -> _Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+def normalised(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    """The norm over the last dimension of x."""
+    return functional.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+
+
+def _layer(layer: Layer, fuse: Fuse) -> _Layer:
     return _Layer(
-        attention_norm=_Norm.of(layer.input_layernorm),
-        qkv=fuse([attention.q_proj, attention.k_proj, attention.v_proj]),
-        head_norms=None if q_norm is None else (_Norm.of(q_norm), _Norm.of(k_norm)),
-        how=How(attention.scaling, _window(attention), None),
-        out=fuse([attention.o_proj]),
-        mlp_norm=_Norm.of(layer.post_attention_layernorm),
-        gate_up=fuse([mlp.gate_proj, mlp.up_proj]),
-        down=fuse([mlp.down_proj]),
+        attention_norm=layer.attention_norm,
+        qkv=fuse([layer.q, layer.k, layer.v]),
+        head_norms=layer.head_norms,
+        how=How(layer.scaling, layer.window, None),
+        out=fuse([layer.out]),
+        mlp_norm=layer.mlp_norm,
+        gate_up=fuse([layer.gate, layer.up]),
+        down=fuse([layer.down]),
     )
-
-
-def _window(attention: Any) -> int | None:
-    """The sliding window of a layer: some families keep it in the layer, Mistral in its config."""
-    if hasattr(attention, "sliding_window"):
-        window: int | None = attention.sliding_window
-        return window
-    if attention.config.model_type == "mistral":
-        return getattr(attention.config, "sliding_window", None)
-    return None
-
-
-def _linears(module: Any) -> Iterator[torch.nn.Module]:
-    for layer in module.model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-        yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    yield module.lm_head

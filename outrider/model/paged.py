@@ -1,7 +1,7 @@
 """A model with its KV pages: one forward over rows of several sequences."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -18,7 +18,12 @@ __all__ = ["NO_PARENT", "Numerics", "PagedModel", "Segment", "block_bytes", "kv_
 
 
 class Numerics(Protocol):
-    """How the rows of a step go through the model (see `outrider.model.numerics`)."""
+    """How the rows of a step go through the model (see `outrider.model.numerics`).
+
+    `arithmetic` names how it is computed: sessions move among workers where it is the same.
+    """
+
+    arithmetic: ClassVar[str]
 
     def logits(self, module: PreTrainedModel, pages: KvPages, rows: StepRows) -> torch.Tensor:
         """Run the step and keep its KV: logits [len(rows.wanted), V] in the model's own type."""

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+# The arithmetic of a compiled forward, and what follows the type of weights in fewer bits.
+COMPILED = "compiled"
+PACKED = "-packed"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
@@ -14,6 +18,12 @@ class ModelIdentity:
     fingerprint: str
     dtype: str
     numerics: str
+
+    @property
+    def flags(self) -> str:
+        """What starts a verify worker that computes like this."""
+        choice = "forward" if self.numerics == COMPILED else "numerics"
+        return f"--dtype {self.dtype.removesuffix(PACKED)} --{choice} {self.numerics}"
 
     @property
     def computing(self) -> str:

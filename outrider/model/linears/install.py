@@ -47,10 +47,14 @@ class Packer:
     def fuse(self, linears: Sequence[torch.nn.Module]) -> Linear:
         """One product for layers that read the same rows: their results side by side."""
         product = self._make(linears)
-        if self.release:
-            for linear in linears:
-                self._take_out(linear)
+        for linear in linears:
+            self.take_out(linear)
         return product
+
+    def take_out(self, linear: Any) -> None:
+        """Free the weight of a layer that is laid out anew, unless something else reads it."""
+        if self.release and not any(linear.weight is kept for kept in self.kept):
+            linear.weight.data = linear.weight.new_empty(()).expand(linear.weight.shape)
 
     def leaves_plain(self, linear: torch.nn.Module) -> bool:
         """Whether the plain layer is the best there is."""
@@ -77,10 +81,6 @@ class Packer:
         if shape not in self.choices:
             self.choices[shape] = choose_kind(weight, self.kinds)
         return self.choices[shape].kind
-
-    def _take_out(self, linear: Any) -> None:
-        if not any(linear.weight is kept for kept in self.kept):
-            linear.weight.data = linear.weight.new_empty(()).expand(linear.weight.shape)
 
 
 class PackedLinear(torch.nn.Module):

@@ -115,14 +115,14 @@ def test_a_layer_whose_weight_was_changed_stays_unpacked(path: Path) -> None:
     assert GgufWeights(path, module).find(linear) is None
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_packed_model_agrees_with_the_unpacked_one(path: Path, lean: bool) -> None:
+@pytest.mark.parametrize("forward", ["lean", "module"])
+def test_packed_model_agrees_with_the_unpacked_one(path: Path, forward: str) -> None:
     loaded = load_model(str(path))
     tokens = list(range(40))
     with torch.inference_mode():
         exact = PagedModel(loaded, 8).forward([Segment(tokens, BlockTable([1, 2, 3]), 40)])
-    numerics = choose_numerics(FAST, loaded, lean=lean)
-    assert isinstance(numerics, LeanDecoder) is lean
+    numerics = choose_numerics(FAST, loaded, forward=forward)
+    assert isinstance(numerics, LeanDecoder) is (forward == "lean")
     packed = PagedModel(loaded, 8, numerics).forward([Segment(tokens, BlockTable([1, 2, 3]), 40)])
     error = (packed - exact).norm() / exact.norm()
     # Rounding to bfloat16 in each product; anything that is left out makes it far larger.

@@ -1,0 +1,123 @@
+"""The parts of Llama-like decoders: what a forward of our own is built from.
+
+    x = embed(tokens)
+    for each layer:
+        q, k, v = qkv(norm(x)); rotate q, k; write k, v; x += out(attention(q))
+        x += down(silu(gate) * up), gate and up from one product
+    logits = head(norm(x[wanted]))
+
+What a model computes stays its own affair: `parts_of` takes only decoders that are known to be
+built this way, and a verify worker compares the two at start (`outrider.model.selfcheck`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from transformers import PreTrainedModel
+
+_MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension."""
+
+    weight: torch.Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, module: Any) -> Self:
+        """The norm that a module of transformers computes."""
+        return cls(module.weight, module.variance_epsilon)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One decoder layer; `head_norms` are those of queries and keys where a model has them.
+
+    `window`: the positions that a row sees, its own included; None: all.
+    """
+
+    attention_norm: Norm
+    q: torch.nn.Linear
+    k: torch.nn.Linear
+    v: torch.nn.Linear
+    head_norms: tuple[Norm, Norm] | None
+    scaling: float
+    window: int | None
+    out: torch.nn.Linear
+    mlp_norm: Norm
+    gate: torch.nn.Linear
+    up: torch.nn.Linear
+    down: torch.nn.Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A whole decoder: `embed` [V, hidden], `rotary` gives cos and sin [1, N, D] of positions."""
+
+    embed: torch.Tensor
+    rotary: Any
+    layers: list[Layer]
+    norm: Norm
+    head: torch.nn.Linear
+    heads: int
+    kv_heads: int
+
+
+def parts_of(module: PreTrainedModel) -> Decoder | None:
+    """The parts of a model, or None when it is not built like the ones known here."""
+    untyped: Any = module
+    config = untyped.config
+    if config.model_type not in _MODEL_TYPES or config.hidden_act != "silu":
+        return None
+    if any(type(linear) is not torch.nn.Linear for linear in _linears(untyped)):
+        return None
+    return Decoder(
+        untyped.model.embed_tokens.weight,
+        untyped.model.rotary_emb,
+        [_layer(layer) for layer in untyped.model.layers],
+        Norm.of(untyped.model.norm),
+        untyped.lm_head,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+    )
+
+
+def _layer(layer: Any) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    return Layer(
+        attention_norm=Norm.of(layer.input_layernorm),
+        q=attention.q_proj,
+        k=attention.k_proj,
+        v=attention.v_proj,
+        head_norms=None if q_norm is None else (Norm.of(q_norm), Norm.of(k_norm)),
+        scaling=attention.scaling,
+        window=_window(attention),
+        out=attention.o_proj,
+        mlp_norm=Norm.of(layer.post_attention_layernorm),
+        gate=mlp.gate_proj,
+        up=mlp.up_proj,
+        down=mlp.down_proj,
+    )
+
+
+def _window(attention: Any) -> int | None:
+    """The sliding window of a layer: some families keep it in the layer, Mistral in its config."""
+    if hasattr(attention, "sliding_window"):
+        window: int | None = attention.sliding_window
+        return window
+    if attention.config.model_type == "mistral":
+        return getattr(attention.config, "sliding_window", None)
+    return None
+
+
+def _linears(module: Any) -> Iterator[torch.nn.Module]:
+    for layer in module.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    yield module.lm_head

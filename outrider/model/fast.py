@@ -20,6 +20,7 @@ class FastNumerics:
     """One forward of the model's own code over all rows, with that attention over pages."""
 
     arithmetic: ClassVar[str] = "fast"
+    keys_by_block: ClassVar[bool] = False
 
     def __init__(self, attention: AttentionKind = PagedAttention) -> None:
         self._attention = attention

@@ -29,6 +29,7 @@ class InvariantNumerics:
     """Passes of `pass_rows` rows; `body` and `head` tell the model's linears what is padding."""
 
     arithmetic: ClassVar[str] = "invariant"
+    keys_by_block: ClassVar[bool] = False
 
     pass_rows: int
     body: LiveRows = field(default_factory=LiveRows)

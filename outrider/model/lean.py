@@ -46,6 +46,7 @@ class LeanDecoder:
     """
 
     arithmetic: ClassVar[str] = "fast"
+    keys_by_block: ClassVar[bool] = False
 
     def __init__(
         self, parts: Decoder, fuse: Fuse, attention: AttentionKind = PagedAttention

@@ -21,9 +21,11 @@ class Numerics(Protocol):
     """How the rows of a step go through the model (see `outrider.model.numerics`).
 
     `arithmetic` names how it is computed: sessions move among workers where it is the same.
+    `keys_by_block`: how it wants its pages (see `KvPages`).
     """
 
     arithmetic: ClassVar[str]
+    keys_by_block: ClassVar[bool]
 
     def logits(self, module: PreTrainedModel, pages: KvPages, rows: StepRows) -> torch.Tensor:
         """Run the step and keep its KV: logits [len(rows.wanted), V] in the model's own type."""
@@ -43,7 +45,11 @@ class PagedModel:
         self._numerics = numerics or FastNumerics()
         parameter = next(model.module.parameters())
         self._pages = KvPages(
-            kv_shapes(model), total_blocks, dtype=parameter.dtype, device=parameter.device
+            kv_shapes(model),
+            total_blocks,
+            dtype=parameter.dtype,
+            device=parameter.device,
+            keys_by_block=self._numerics.keys_by_block,
         )
 
     @torch.inference_mode()

@@ -18,6 +18,9 @@ class KvPages:
     `shapes` gives (Hkv, D, Dv) of each layer. The two lie beside each other, so that the KV of
     a row is written at once: `rows` [T, Hkv * D + Hkv * Dv]. Memory that was never written to
     is not taken from the system.
+
+    With `keys_by_block` the memory of a block has its keys as [Hkv * D, 16] instead, and after
+    them its values as [16, Hkv * Dv]; only `move` can be used then.
     """
 
     def __init__(
@@ -27,6 +30,7 @@ class KvPages:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        keys_by_block: bool = False,
     ) -> None:
         self.device = device
         self.dtype = dtype
@@ -34,6 +38,8 @@ class KvPages:
         self.rows: list[torch.Tensor] = []
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
+        self._key_widths = [heads * key_size for heads, key_size, _ in shapes]
+        self._keys_by_block = keys_by_block
         for heads, key_size, value_size in shapes:
             width = heads * (key_size + value_size)
             rows = torch.zeros(tokens, width, dtype=dtype, device=device)
@@ -58,8 +64,19 @@ class KvPages:
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy the KV at the slots `source` to the slots `target`; the two may overlap."""
-        for rows in self.rows:
-            rows.index_copy_(0, target, rows.index_select(0, source))
+        for rows, key_width in zip(self.rows, self._key_widths, strict=True):
+            if not self._keys_by_block:
+                rows.index_copy_(0, target, rows.index_select(0, source))
+                continue
+            blocks = rows.view(-1, BLOCK_TOKENS * rows.shape[1])
+            edge = key_width * BLOCK_TOKENS
+            keys = blocks[:, :edge].view(len(blocks), key_width, BLOCK_TOKENS)
+            values = blocks[:, edge:].view(len(blocks), BLOCK_TOKENS, rows.shape[1] - key_width)
+            (to_block, to), (from_block, at) = (
+                (slots // BLOCK_TOKENS, slots % BLOCK_TOKENS) for slots in (target, source)
+            )
+            keys[to_block, :, to] = keys[from_block, :, at]
+            values[to_block, to] = values[from_block, at]
 
     def where(self, span: Span, begin: int, end: int) -> Where:
         """Where the KV of the tokens [begin, end) of a sequence is kept."""

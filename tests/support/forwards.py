@@ -13,7 +13,7 @@ from tests.support.models import VOCABULARY, save_tokenizer
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 48,
+    "hidden_size": 96,
     "intermediate_size": 56,
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
@@ -31,7 +31,7 @@ CONFIGS = {
     "qwen2-window": lambda: Qwen2Config(
         **SIZES, use_sliding_window=True, sliding_window=24, max_window_layers=1
     ),
-    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=12),
+    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=32),
 }
 
 

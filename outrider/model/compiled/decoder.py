@@ -9,9 +9,11 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from outrider.errors import UnsupportedModelError
+from outrider.model.blocks import BLOCK_TOKENS
 from outrider.model.compiled import pack, step
 from outrider.model.compiled.rows import StepTable
 from outrider.model.compiled.team import Team
+from outrider.model.compiled.vectors import LANES
 from outrider.model.pages import KvPages
 from outrider.model.parts import Decoder, Layer
 from outrider.model.rows import StepRows
@@ -28,6 +30,7 @@ class CompiledDecoder:
     """
 
     arithmetic: ClassVar[str] = "compiled"
+    keys_by_block: ClassVar[bool] = True
 
     def __init__(self, parts: Decoder, take_out: TakeOut) -> None:
         """`take_out` is called for each linear layer once its weight is laid out anew.
@@ -50,7 +53,7 @@ class CompiledDecoder:
             self._fill(record, layer, take_out)
         self._step = np.zeros(1, step.STEP)
         self._describe_model(take_out)
-        self._capacity = 0
+        self._capacity = self._threads = 0
         self._room: dict[str, torch.Tensor] = {}
         self._pages: KvPages | None = None
 
@@ -68,6 +71,7 @@ class CompiledDecoder:
         logits = torch.empty(max(wanted, 1), pack.padded(self._vocab))
         record = self._step[0]
         record["rows"], record["row_count"] = table.rows.ctypes.data, count
+        record["tiles"], record["tile_count"] = table.tiles.ctypes.data, len(table.tiles)
         record["wanted"], record["wanted_count"] = table.wanted.ctypes.data, wanted
         record["cos"], record["sin"] = cos.data_ptr(), sin.data_ptr()
         record["logits"], record["logits_stride"] = logits.data_ptr(), logits.shape[1]
@@ -141,13 +145,22 @@ class CompiledDecoder:
                 record[name] = self._room[name].data_ptr()
             record["stride"], record["qkv_stride"], record["inner_stride"] = stride, qkv, inner
         threads = torch.get_num_threads()
-        if context > record["context"] or threads != len(self._room.get("scores", ())):
-            room = max(context, 2 * int(record["context"]))
-            self._room["scores"] = torch.empty(threads, room)
-            self._room["places"] = torch.empty(threads, room, dtype=torch.int64)
-            for name in ("scores", "places"):
-                record[name] = self._room[name].data_ptr()
-            record["context"] = room
+        if context > record["context"] or threads != self._threads:
+            self._threads = threads
+            # A block may reach beyond the context.
+            context = max(context + BLOCK_TOKENS, 2 * int(record["context"]))
+            members = step.TILE_ROW_LIMIT * parts.heads // parts.kv_heads
+            rooms = {
+                "scores": torch.zeros(threads, members, context),
+                "places": torch.zeros(threads, context, dtype=torch.int64),
+                "queries": torch.zeros(threads, members, self._head_size),
+                "room": torch.zeros(threads, members, self._head_size),
+                "sums": torch.zeros(threads, 16),
+            }
+            self._room.update(rooms)
+            for name, room in rooms.items():
+                record[name] = room.data_ptr()
+            record["context"] = context
 
 
 def obstacle(parts: Decoder) -> str:
@@ -162,6 +175,8 @@ def obstacle(parts: Decoder) -> str:
     first = parts.layers[0]
     if first.q.out_features // parts.heads != first.v.out_features // parts.kv_heads:
         return "heads of queries and values differ in size"
+    if first.q.out_features // parts.heads % LANES:
+        return f"the size of a head is no multiple of {LANES}"
     return ""
 
 

@@ -8,7 +8,7 @@ from numba import carray, njit
 
 from outrider.model.blocks import BLOCK_TOKENS
 from outrider.model.compiled import vectors
-from outrider.model.compiled.vectors import dot, float_of_bits, fma, largest, pointer, total
+from outrider.model.compiled.vectors import LANES, dot, float_of_bits, fma, largest, pointer
 
 FLOAT_BYTES = 4
 TILE = vectors.tile()
@@ -17,9 +17,20 @@ _COLUMNS = TILE.columns
 _BLOCK = BLOCK_TOKENS
 # Products of 1 to 8 rows; a tile of fewer rows than that never asks for more.
 _p1, _p2, _p3, _p4, _p5, _p6, _p7, _p8 = (
-    vectors.make_tile_product(min(rows, TILE.rows), TILE.vectors) for rows in range(1, 9)
+    vectors.make_tile_product(min(rows, TILE.rows), TILE.vectors, vectors.AHEAD)
+    for rows in range(1, 9)
 )
-_mix_4, _mix_1, _mix_one = (vectors.make_mix(count) for count in (4, 1, 0))
+# Products of attention, of 1, 2, 4 and 8 rows: scores with a block of keys, the sums of shares,
+# and values weighted by them.
+_HEADS = TILE.heads
+_score_1, _score_2, _score_4, _score_8 = (
+    vectors.make_tile_product(min(rows, _HEADS), 1) for rows in (1, 2, 4, 8)
+)
+_sum_1, _sum_2, _sum_4, _sum_8 = (vectors.make_sums(min(rows, _HEADS)) for rows in (1, 2, 4, 8))
+_mix_1, _mix_2, _mix_4, _mix_8 = (vectors.make_mix(min(rows, _HEADS), 1) for rows in (1, 2, 4, 8))
+_mix_12, _mix_22, _mix_42, _mix_82 = (
+    vectors.make_mix(min(rows, _HEADS), 2) for rows in (1, 2, 4, 8)
+)
 
 _F = np.float32
 _LOG2_E = _F(1.44269504088896341)
@@ -39,10 +50,10 @@ _P0, _P1, _P2, _P3, _P4, _P5 = (
         5.0000001201e-1,
     )
 )
-_ONE, _HALF = _F(1.0), _F(0.5)
+_ZERO, _HALF, _ONE = _F(0.0), _F(0.5), _F(1.0)
 
 
-@njit(inline="always")
+@njit(inline="always", error_model="numpy")
 def exp(x: float) -> float:
     """e^x, the same bits everywhere; below -87 as at -87, above 88 as at 88."""
     x = min(max(x, _LEAST), _MOST)
@@ -58,7 +69,7 @@ def exp(x: float) -> float:
     return p * float_of_bits(np.int32((np.int32(power) + np.int32(127)) << np.int32(23)))
 
 
-@njit
+@njit(error_model="numpy")
 def multiply(x, x_stride, rows, weight, length, out, out_stride, first, last, add):
     """Rows x [rows, length] times the panels [first, last) of a weight, into `out`.
 
@@ -90,7 +101,7 @@ def multiply(x, x_stride, rows, weight, length, out, out_stride, first, last, ad
             row += count
 
 
-@njit
+@njit(error_model="numpy")
 def normalise(x, weight, eps, size, out):
     """x / sqrt(mean(x^2) + eps) * weight, of one row or head of `size` numbers."""
     scale = _ONE / np.sqrt(dot(x, x, size) / _F(size) + eps)
@@ -101,7 +112,7 @@ def normalise(x, weight, eps, size, out):
         target[i] = source[i] * scale * factors[i]
 
 
-@njit
+@njit(error_model="numpy")
 def rotate(head, cos, sin, size):
     """Turn the halves of a head of `size` numbers against each other (rotary embedding)."""
     half = size // 2
@@ -114,7 +125,7 @@ def rotate(head, cos, sin, size):
         high[i] = fma(b, cos_high[i], a * sin_high[i])
 
 
-@njit
+@njit(error_model="numpy")
 def copy(source, target, size):
     """Copy `size` numbers."""
     a, b = carray(pointer(source), size, _F), carray(pointer(target), size, _F)
@@ -122,7 +133,7 @@ def copy(source, target, size):
         b[i] = a[i]
 
 
-@njit
+@njit(error_model="numpy")
 def add(values, target, size):
     """Add `size` numbers to others."""
     a, b = carray(pointer(values), size, _F), carray(pointer(target), size, _F)
@@ -130,7 +141,7 @@ def add(values, target, size):
         b[i] += a[i]
 
 
-@njit
+@njit(error_model="numpy")
 def gate(gates, ups, size):
     """silu(gate) * up, in the place of the gates."""
     a, b = carray(pointer(gates), size, _F), carray(pointer(ups), size, _F)
@@ -138,55 +149,128 @@ def gate(gates, ups, size):
         a[i] = a[i] / (_ONE + exp(-a[i])) * b[i]
 
 
-@njit
-def locate(blocks, begin, end, path, path_count, width, places):
-    """Where the tokens that a row sees begin in the pages, in floats, as int64; how many.
+@njit(error_model="numpy")
+def keep(keys, values, page, token, kv_heads, size):
+    """Write a row's keys and values [kv_heads, size] as token 0..15 of a block.
 
-    They are the tokens [begin, end) of its sequence and then those at the `path_count` indices
-    of `path` (int64); `blocks` (int64) are the sequence's blocks, `width` is that of a token.
+    A block has the keys as [kv_heads, size, 16], so that the scores of its tokens are computed
+    side by side, and then the values as [16, kv_heads, size].
     """
-    count = end - begin
-    table = carray(pointer(blocks), 1 + end // _BLOCK, np.int64)
-    out = carray(pointer(places), count + path_count, np.int64)
-    for i in range(count):
-        token = begin + i
-        out[i] = (table[token // _BLOCK] * _BLOCK + token % _BLOCK) * width
-    indices = carray(pointer(path), path_count, np.int64)
-    for i in range(path_count):
-        token = indices[i]
-        block = carray(pointer(blocks + token // _BLOCK * 8), 1, np.int64)[0]
-        out[count + i] = (block * _BLOCK + token % _BLOCK) * width
-    return count + path_count
+    length = kv_heads * size
+    source = carray(pointer(keys), length, _F)
+    target = carray(pointer(page), length * _BLOCK, _F)
+    for i in range(length):
+        target[i * _BLOCK + token] = source[i]
+    copy(values, page + (_BLOCK + token) * length * FLOAT_BYTES, length)
 
 
-@njit
-def attend(q, keys, values, places, count, size, value_size, scaling, scores, out):
-    """softmax(q k^T * scaling) v of one head of one row over `count` tokens, in their order.
+@njit(error_model="numpy")
+def _most_at_once(count):
+    """The largest of 1, 2, 4 and 8 that is not above `count` or what fits the registers."""
+    most = 8 if count >= 8 else 4 if count >= 4 else 2 if count >= 2 else 1
+    return min(most, _HEADS)
 
-    `keys` and `values` are those of the head's group in the pages; `scores` has room for
-    `count` numbers.
-    """
-    where = carray(pointer(places), count, np.int64)
-    share = carray(pointer(scores), count, _F)
-    for i in range(count):
-        share[i] = dot(q, keys + where[i] * FLOAT_BYTES, size) * scaling
-    most = largest(scores, count)
-    for i in range(count):
-        share[i] = exp(share[i] - most)
-    whole = _ONE / total(scores, count)
-    at = 0
-    while at < value_size:
-        left = value_size - at
-        base, target = values + at * FLOAT_BYTES, out + at * FLOAT_BYTES
-        if left >= 4 * vectors.LANES:
-            _mix_4(base, places, scores, count, target)
-            at += 4 * vectors.LANES
-        elif left >= vectors.LANES:
-            _mix_1(base, places, scores, count, target)
-            at += vectors.LANES
+
+@njit(error_model="numpy")
+def score(queries, queries_stride, count, keys, size, scores, scores_stride):
+    """`count` queries [size] times a block of keys [size, 16], into 16 scores for each."""
+    done = 0
+    while done < count:
+        most = _most_at_once(count - done)
+        q = queries + done * queries_stride * FLOAT_BYTES
+        out = scores + done * scores_stride * FLOAT_BYTES
+        if most == 8:
+            _score_8(q, queries_stride, keys, size, out, scores_stride, 0)
+        elif most == 4:
+            _score_4(q, queries_stride, keys, size, out, scores_stride, 0)
+        elif most == 2:
+            _score_2(q, queries_stride, keys, size, out, scores_stride, 0)
         else:
-            _mix_one(base, places, scores, count, target)
+            _score_1(q, queries_stride, keys, size, out, scores_stride, 0)
+        done += most
+
+
+@njit(error_model="numpy")
+def share(scores, begin, end, path, path_count, origin, scaling, until):
+    """Turn `until` scores of one head, by token, into e^((score - the largest) * scaling).
+
+    Seen are the tokens [begin, end) and those of `path` (int64), which come after them and are
+    counted from `origin` tokens before; the others get 0.
+    """
+    s = carray(pointer(scores), until, _F)
+    seen = carray(pointer(path), path_count, np.int64)
+    most = _F(-np.inf)
+    if end > begin:
+        most = largest(scores + begin * FLOAT_BYTES, end - begin)
+    for i in range(path_count):
+        most = max(most, s[seen[i] - origin])
+    most = most * scaling
+    # Loops from 0 become vectors; others would check for negative places.
+    for i in range(begin):
+        s[i] = _ZERO
+    plain = carray(pointer(scores + begin * FLOAT_BYTES), end - begin, _F)
+    for i in range(end - begin):
+        plain[i] = exp(plain[i] * scaling - most)
+    at = 0
+    for i in range(end, until):
+        if at < path_count and seen[at] - origin == i:
+            s[i] = exp(s[i] * scaling - most)
             at += 1
-    mixed = carray(pointer(out), value_size, _F)
-    for i in range(value_size):
-        mixed[i] = mixed[i] * whole
+        else:
+            s[i] = _ZERO
+
+
+@njit(error_model="numpy")
+def _mix_rows(most, wide, values, places, shares, stride, count, out, out_stride):
+    if wide:
+        if most == 8:
+            _mix_82(values, places, shares, stride, count, out, out_stride)
+        elif most == 4:
+            _mix_42(values, places, shares, stride, count, out, out_stride)
+        elif most == 2:
+            _mix_22(values, places, shares, stride, count, out, out_stride)
+        else:
+            _mix_12(values, places, shares, stride, count, out, out_stride)
+    elif most == 8:
+        _mix_8(values, places, shares, stride, count, out, out_stride)
+    elif most == 4:
+        _mix_4(values, places, shares, stride, count, out, out_stride)
+    elif most == 2:
+        _mix_2(values, places, shares, stride, count, out, out_stride)
+    else:
+        _mix_1(values, places, shares, stride, count, out, out_stride)
+
+
+@njit(error_model="numpy")
+def mix(values, places, shares, stride, rows, count, size, out, out_stride, sums):
+    """Means of values [size], weighted by the shares [rows, count]: out [rows, size].
+
+    The value of token i begins `places[i]` (int64) floats behind `values`; `sums` has room for
+    8 numbers.
+    """
+    done = 0
+    totals = carray(pointer(sums), 8, _F)
+    while done < rows:
+        most = _most_at_once(rows - done)
+        weights = shares + done * stride * FLOAT_BYTES
+        target = out + done * out_stride * FLOAT_BYTES
+        if most == 8:
+            _sum_8(weights, stride, count, sums)
+        elif most == 4:
+            _sum_4(weights, stride, count, sums)
+        elif most == 2:
+            _sum_2(weights, stride, count, sums)
+        else:
+            _sum_1(weights, stride, count, sums)
+        at = 0
+        while at < size:
+            wide = size - at >= 2 * LANES
+            base, place = values + at * FLOAT_BYTES, target + at * FLOAT_BYTES
+            _mix_rows(most, wide, base, places, weights, stride, count, place, out_stride)
+            at += 2 * LANES if wide else LANES
+        for row in range(most):
+            mixed = carray(pointer(target + row * out_stride * FLOAT_BYTES), size, _F)
+            factor = _ONE / totals[row]
+            for i in range(size):
+                mixed[i] = mixed[i] * factor
+        done += most

@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 from numba import carray, cfunc, njit, types
 
+from outrider.model.blocks import BLOCK_TOKENS
 from outrider.model.compiled import kernels, vectors
 from outrider.model.compiled.kernels import FLOAT_BYTES, TILE
 from outrider.model.compiled.vectors import call, pointer
 
 _COLUMNS = TILE.columns
+_BLOCK = BLOCK_TOKENS
+# Most rows that attend together.
+TILE_ROW_LIMIT = 8
 
 
 def _fields(*names: str) -> list[tuple[str, type]]:
@@ -34,9 +38,12 @@ LAYER = np.dtype(
     ],
     align=True,
 )
-# A row: the blocks of its sequence, the tokens [begin, end) and the path that it sees, its
-# position, and where its KV goes.
-ROW = np.dtype(_fields("blocks", "end", "path", "path_count", "position", "slot"))
+# A row: the blocks of its sequence, its position, which is where its KV goes in a chain, the
+# index where it does go, and the tokens [0, end) and the path that it sees.
+ROW = np.dtype(_fields("blocks", "position", "index", "end", "path", "path_count"))
+# Rows [first, first + count) of one sequence that attend together; `reach` is how many tokens
+# of it the last of them sees.
+TILE_ROWS = np.dtype(_fields("first", "count", "reach"))
 STEP = np.dtype(
     [
         # The model.
@@ -45,12 +52,22 @@ STEP = np.dtype(
         ("norm_eps", np.float32),
         ("unused", np.float32),
         # The step: rows, those whose logits are wanted, and where they go.
-        *_fields("rows", "row_count", "cos", "sin", "wanted", "wanted_count", "logits"),
+        *_fields(
+            "rows",
+            "row_count",
+            "tiles",
+            "tile_count",
+            "cos",
+            "sin",
+            "wanted",
+            "wanted_count",
+            "logits",
+        ),
         *_fields("logits_stride"),
-        # Room to work in: rows of the residual stream, of their norms, and so on; `scores` and
-        # `places` have `context` numbers for each thread.
+        # Room to work in: rows of the residual stream, of their norms, and so on. Each thread
+        # has scores [heads of a tile, context] and places [context].
         *_fields("x", "normed", "stride", "qkv", "qkv_stride", "mixed", "gates", "ups"),
-        *_fields("inner_stride", "scores", "places", "context"),
+        *_fields("inner_stride", "scores", "places", "queries", "room", "sums", "context"),
         # The team.
         *_fields("barrier", "thread_index", "team_size"),
     ],
@@ -95,44 +112,97 @@ def _place(step, layer, me, team):
                 norm = layer.q_norm if head < heads else layer.k_norm
                 kernels.normalise(at, norm, layer.head_eps, size, at)
             kernels.rotate(at, step.cos + turn, step.sin + turn, size)
-        width = 2 * kv_heads * size
-        slot = layer.pages + rows[index].slot * width * FLOAT_BYTES
-        kernels.copy(qkv + heads * head_bytes, slot, width)
+        keys = qkv + heads * head_bytes
+        page = layer.pages + _block(rows[index].blocks, rows[index].index) * _page_bytes(step)
+        token = rows[index].index % _BLOCK
+        kernels.keep(keys, keys + kv_heads * head_bytes, page, token, kv_heads, size)
+
+
+@njit
+def _block(blocks, index):
+    """The block that holds a token."""
+    return carray(pointer(blocks), index // _BLOCK + 1, np.int64)[index // _BLOCK]
+
+
+@njit
+def _page_bytes(step):
+    return 2 * _BLOCK * step.kv_heads * step.head_size * FLOAT_BYTES
 
 
 @njit
 def _attend(step, layer, me, team):
-    """Attention of this thread's share of (row, head) pairs."""
-    size, heads, kv_heads = step.head_size, step.heads, step.kv_heads
-    head_bytes = size * FLOAT_BYTES
+    """Attention of this thread's share of all (KV head, tile, row, query head).
+
+    Query heads of rows that share a KV head are computed together, and tile after tile goes
+    over the keys and values of one KV head, which then are in the cache.
+    """
+    kv_heads = step.kv_heads
+    group = step.heads // kv_heads
+    tiles = carray(pointer(step.tiles), step.tile_count, TILE_ROWS)
+    whole = step.row_count * step.heads
+    first, last = whole * me // team, whole * (me + 1) // team
+    at = 0
+    for kv_head in range(kv_heads):
+        for number in range(step.tile_count):
+            tile = tiles[number]
+            members = tile.count * group
+            begin, end = max(first - at, 0), min(last - at, members)
+            if begin < end:
+                _attend_tile(step, layer, tile, kv_head, begin, end, me)
+            at += members
+
+
+@njit
+def _attend_tile(step, layer, tile, kv_head, begin, end, me):
+    """Attention of the members [begin, end) of a tile at one KV head: row by row, its heads."""
+    size, kv_heads, heads = step.head_size, step.kv_heads, step.heads
     group = heads // kv_heads
     rows = carray(pointer(step.rows), step.row_count, ROW)
-    places = step.places + me * step.context * 8
-    scores = step.scores + me * step.context * FLOAT_BYTES
-    pairs = step.row_count * heads
-    first, last = pairs * me // team, pairs * (me + 1) // team
-    located = -1
-    count = 0
-    for pair in range(first, last):
-        index, head = pair // heads, pair % heads
-        if index != located:
-            row = rows[index]
-            begin, path, path_count = 0, row.path, row.path_count
-            if layer.window != 0:
-                begin = max(row.position + 1 - layer.window, 0)
-                # The window may end inside the path.
-                skip = min(max(begin - row.end, 0), path_count)
-                path += skip * 8
-                path_count -= skip
-                begin = min(begin, row.end)
-            width = 2 * kv_heads * size
-            count = kernels.locate(row.blocks, begin, row.end, path, path_count, width, places)
-            located = index
-        keys = layer.pages + head // group * head_bytes
-        values = keys + kv_heads * head_bytes
-        q = step.qkv + index * step.qkv_stride * FLOAT_BYTES + head * head_bytes
-        out = step.mixed + (index * heads + head) * head_bytes
-        kernels.attend(q, keys, values, places, count, size, size, layer.scaling, scores, out)
+    blocks = rows[tile.first].blocks
+    page_floats = 2 * _BLOCK * kv_heads * size
+    stride = step.context
+    scores = step.scores + me * (TILE_ROW_LIMIT * group) * stride * FLOAT_BYTES
+    queries = step.queries + me * (TILE_ROW_LIMIT * group) * size * FLOAT_BYTES
+    places = carray(pointer(step.places + me * stride * 8), tile.reach, np.int64)
+    # No row sees what is before the window of the first.
+    since = 0
+    if layer.window != 0:
+        since = max(rows[tile.first].position + 1 - layer.window, 0) // _BLOCK * _BLOCK
+    for member in range(begin, end):
+        row, head = tile.first + member // group, kv_head * group + member % group
+        source = step.qkv + (row * step.qkv_stride + head * size) * FLOAT_BYTES
+        kernels.copy(source, queries + (member - begin) * size * FLOAT_BYTES, size)
+    for token in range(since, tile.reach, _BLOCK):
+        page = _block(blocks, token) * page_floats
+        keys = layer.pages + (page + kv_head * size * _BLOCK) * FLOAT_BYTES
+        kernels.score(queries, size, end - begin, keys, size, scores + token * FLOAT_BYTES, stride)
+        for i in range(min(_BLOCK, tile.reach - token)):
+            places[token + i] = page + ((_BLOCK + i) * kv_heads + kv_head) * size
+    for member in range(begin, end):
+        row = rows[tile.first + member // group]
+        seen, path, path_count = 0, row.path, row.path_count
+        if layer.window != 0:
+            seen = max(row.position + 1 - layer.window, 0)
+            # The window may begin inside the path.
+            skipped = min(max(seen - row.end, 0), path_count)
+            path += skipped * 8
+            path_count -= skipped
+            seen = min(seen, row.end)
+        # The row's tokens are counted from `since` here and below.
+        mine = scores + ((member - begin) * stride + since) * FLOAT_BYTES
+        kernels.share(
+            mine, seen - since, row.end - since, path, path_count, since, layer.scaling,
+            tile.reach - since,
+        )  # fmt: skip
+    mixed = step.room + me * (TILE_ROW_LIMIT * group) * size * FLOAT_BYTES
+    kernels.mix(
+        layer.pages, step.places + (me * stride + since) * 8, scores + since * FLOAT_BYTES, stride,
+        end - begin, tile.reach - since, size, mixed, size, step.sums + me * 64,
+    )  # fmt: skip
+    for member in range(begin, end):
+        row, head = tile.first + member // group, kv_head * group + member % group
+        target = step.mixed + (row * heads + head) * size * FLOAT_BYTES
+        kernels.copy(mixed + (member - begin) * size * FLOAT_BYTES, target, size)
 
 
 @njit

@@ -22,7 +22,7 @@ LANES = 16
 UNROLL = 4
 # How far ahead weights are fetched, in steps of the sum. Memory is slower than arithmetic here,
 # and the processor's own guess ends at the end of each page.
-_AHEAD = 64
+AHEAD = 64
 
 _FLOAT = ir.FloatType()
 _INT32 = ir.IntType(32)
@@ -31,10 +31,14 @@ _VECTOR = ir.VectorType(_FLOAT, LANES)
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How much of a product is kept in registers: so many rows, and vectors of columns."""
+    """How much of a product is kept in registers: so many rows, and vectors of columns.
+
+    `heads` are the rows of an attention's products: a power of two up to 8.
+    """
 
     rows: int
     vectors: int
+    heads: int
 
     @property
     def columns(self) -> int:
@@ -45,12 +49,13 @@ class Tile:
 def tile() -> Tile:
     """The tile that fits the registers of this processor; the bits do not depend on it."""
     # What numba was told to compile for, which is this processor unless its settings say more.
-    features = (config.CPU_FEATURES or binding.get_host_cpu_features().flatten()).split(",")
+    asked: str | None = getattr(config, "CPU_FEATURES", None)
+    features = (asked or binding.get_host_cpu_features().flatten()).split(",")
     if "+avx512f" in features:
-        return Tile(rows=8, vectors=2)  # 16 sums, 2 weights and a factor in 32 registers
+        return Tile(rows=8, vectors=2, heads=8)  # 16 sums, 2 weights and a factor in 32 registers
     if "+avx2" in features:
-        return Tile(rows=6, vectors=1)  # 12 halves of sums, 2 of weights, a factor in 16
-    return Tile(rows=4, vectors=1)
+        return Tile(rows=6, vectors=1, heads=4)  # 12 halves of sums, 2 of weights, a factor in 16
+    return Tile(rows=4, vectors=1, heads=4)
 
 
 def _constant(number: int, like: Any) -> Any:
@@ -141,13 +146,14 @@ def _fetch(builder: Any, address: Any, floats: Any) -> None:
     builder.call(prefetch, [_at(builder, address, floats, byte), _INT32(0), _INT32(2), _INT32(1)])
 
 
-def make_tile_product(rows: int, vectors: int) -> Callable[..., None]:
+def make_tile_product(rows: int, vectors: int, ahead: int = 0) -> Callable[..., None]:
     """The innermost product: `rows` rows by one panel of `vectors` vectors of columns.
 
     The function takes (x, x_stride, panel, length, out, out_stride, add): x [rows, length] and
     out [rows, columns] with their strides in floats, the panel [length, columns] without gaps,
     and `add`, which is 1 to add to `out` what is there. `length` is a multiple of UNROLL. Each
-    sum runs through its products one by one, in order, whatever `rows`.
+    sum runs through its products one by one, in order, whatever `rows`. What lies `ahead` steps
+    of the sum further in the panel is fetched, if that is not 0.
     """
 
     def body(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -173,8 +179,9 @@ def make_tile_product(rows: int, vectors: int) -> Callable[..., None]:
             weights = []
             for vector in range(vectors):
                 here = builder.add(column, _constant(vector * LANES, index))
-                ahead = builder.add(here, _constant(_AHEAD * vectors * LANES, index))
-                _fetch(builder, panel, ahead)
+                if ahead:
+                    later = _constant(ahead * vectors * LANES, index)
+                    _fetch(builder, panel, builder.add(here, later))
                 weights.append(_load(builder, panel, here, _VECTOR))
             for row in range(rows):
                 factor = _spread(builder, _load(builder, row_starts[row], at, _FLOAT))
@@ -246,21 +253,6 @@ def dot(typing: Any, a: Any, b: Any, length: Any) -> Any:
 
 
 @intrinsic
-def total(typing: Any, a: Any, length: Any) -> Any:
-    """The sum of a run of floats, in the order of `dot`."""
-
-    def body(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, length = arguments
-
-        def further(total: Any, at: Any) -> Any:
-            return builder.fadd(total, _load(builder, a, at, total.type))
-
-        return _fold(builder, length, 0.0, further, _add)
-
-    return types.float32(types.intp, types.intp), body
-
-
-@intrinsic
 def largest(typing: Any, a: Any, length: Any) -> Any:
     """The largest of a run of floats."""
 
@@ -275,39 +267,93 @@ def largest(typing: Any, a: Any, length: Any) -> Any:
     return types.float32(types.intp, types.intp), body
 
 
-def make_mix(vectors: int) -> Callable[..., None]:
-    """A weighted sum of rows, `vectors` vectors of it.
+def make_mix(rows: int, vectors: int) -> Callable[..., None]:
+    """Weighted sums of the same rows of numbers, `rows` of them, `vectors` vectors wide.
 
-    The function takes (base, places, weights, count, out): row i begins `places[i]` (int64)
-    floats behind `base`; `weights` [count] and `out` are floats. With `vectors` 0 it is one
-    float instead.
+    The function takes (base, places, weights, weights_stride, count, out, out_stride): summand
+    i begins `places[i]` (int64) floats behind `base`; weights [rows, count] and out
+    [rows, vectors * LANES] have strides in floats. Summands are added one by one, in order.
     """
 
     def body(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        base, places, weights, count, out = arguments
-        index, kind = base.type, _VECTOR if vectors else _FLOAT
-        zero = ir.Constant(kind, [0.0] * LANES if vectors else 0.0)
-        sums = [cgutils.alloca_once_value(builder, zero) for _ in range(max(vectors, 1))]
+        base, places, weights, weights_stride, count, out, out_stride = arguments
+        index = base.type
+        starts = [
+            builder.add(weights, builder.mul(weights_stride, _constant(4 * row, index)))
+            for row in range(rows)
+        ]
+        zero = ir.Constant(_VECTOR, [0.0] * LANES)
+        sums = [
+            [cgutils.alloca_once_value(builder, zero) for _ in range(vectors)] for _ in range(rows)
+        ]
         with cgutils.for_range(builder, count, intp=index) as loop:
             place = builder.load(
                 builder.gep(builder.inttoptr(places, index.as_pointer()), [loop.index])
             )
-            weight = _load(builder, weights, loop.index, _FLOAT)
-            factor = _spread(builder, weight) if vectors else weight
-            for number, kept in enumerate(sums):
-                at = builder.add(place, _constant(number * LANES, index))
-                row = _load(builder, base, at, kind)
-                builder.store(_fma(builder, factor, row, builder.load(kept)), kept)
-        for number, kept in enumerate(sums):
-            _store(builder, builder.load(kept), out, _constant(number * LANES, index))
+            summand = [
+                _load(builder, base, builder.add(place, _constant(vector * LANES, index)), _VECTOR)
+                for vector in range(vectors)
+            ]
+            for row in range(rows):
+                factor = _spread(builder, _load(builder, starts[row], loop.index, _FLOAT))
+                for vector in range(vectors):
+                    kept = sums[row][vector]
+                    builder.store(_fma(builder, factor, summand[vector], builder.load(kept)), kept)
+        for row in range(rows):
+            for vector in range(vectors):
+                place = builder.add(
+                    builder.mul(out_stride, _constant(row, index)),
+                    _constant(vector * LANES, index),
+                )
+                _store(builder, builder.load(sums[row][vector]), out, place)
         return context.get_dummy_value()
 
     @intrinsic
-    def mix(typing: Any, base: Any, places: Any, weights: Any, count: Any, out: Any) -> Any:
-        return types.void(*[types.intp] * 5), body
+    def mix(
+        typing: Any,
+        base: Any,
+        places: Any,
+        weights: Any,
+        weights_stride: Any,
+        count: Any,
+        out: Any,
+        out_stride: Any,
+    ) -> Any:
+        return types.void(*[types.intp] * 7), body
 
     mixed: Callable[..., None] = mix
     return mixed
+
+
+def make_sums(rows: int) -> Callable[..., None]:
+    """Sums of `rows` rows of numbers, each added up one by one, in order.
+
+    The function takes (values, stride, count, out): values [rows, count] and out [rows].
+    """
+
+    def body(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, stride, count, out = arguments
+        index = values.type
+        starts = [
+            builder.add(values, builder.mul(stride, _constant(4 * row, index)))
+            for row in range(rows)
+        ]
+        zero = ir.Constant(_FLOAT, 0.0)
+        sums = [cgutils.alloca_once_value(builder, zero) for _ in range(rows)]
+        with cgutils.for_range(builder, count, intp=index) as loop:
+            for start, kept in zip(starts, sums, strict=True):
+                value = _load(builder, start, loop.index, _FLOAT)
+                builder.store(builder.fadd(builder.load(kept), value), kept)
+        for row, kept in enumerate(sums):
+            _store(builder, builder.load(kept), out, _constant(row, index))
+        return context.get_dummy_value()
+
+    @intrinsic
+    def add_up(typing: Any, values: Any, stride: Any, count: Any, out: Any) -> Any:
+        return types.void(*[types.intp] * 4), body
+
+    added: Callable[..., None] = add_up
+    return added
 
 
 @intrinsic

@@ -22,7 +22,7 @@ def at(array: npt.NDArray[np.float32] | npt.NDArray[np.int64]) -> int:
 
 @njit
 def folded(a, b, n):  # type: ignore[no-untyped-def]
-    return vectors.dot(a, b, n), vectors.total(a, n), vectors.largest(a, n)
+    return vectors.dot(a, b, n), vectors.largest(a, n)
 
 
 @njit
@@ -33,10 +33,9 @@ def exponentials(a):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 33, 576])
 def test_folds_of_every_length(length: int) -> None:
     a, b = random(length), random(length + 1)[1:]
-    dot, total, largest = folded(at(a), at(b), length)
+    dot, largest = folded(at(a), at(b), length)
     wide = a.astype(np.float64)
     assert dot == pytest.approx(wide @ b, abs=1e-4)
-    assert total == pytest.approx(wide.sum(), abs=1e-4)
     assert largest == a.max()
 
 
@@ -44,7 +43,7 @@ def test_the_largest_may_be_anywhere_and_negative() -> None:
     for place in range(37):
         a = np.full(37, -5, np.float32)
         a[place] = -3
-        assert folded(at(a), at(a), 37)[2] == -3
+        assert folded(at(a), at(a), 37)[1] == -3
 
 
 def test_exponentials_are_right_to_the_last_bits() -> None:
@@ -101,20 +100,42 @@ def test_weights_that_are_joined_keep_their_columns() -> None:
     assert (back[50:] == 0).all()
 
 
-@pytest.mark.parametrize("size", [12, 64, 80])
-@pytest.mark.parametrize("count", [1, 5, 40])
-def test_attention_over_scattered_tokens(size: int, count: int) -> None:
-    q, keys, values = random(size), random(100, size), random(101, size)[:100]
-    where = np.random.default_rng(1).permutation(100)[:count].astype(np.int64)
-    out, scores = np.empty(size, np.float32), np.empty(count, np.float32)
-    places = where * size
-    kernels.attend(
-        at(q), at(keys), at(values), at(places), count, size, size, np.float32(0.3),
-        at(scores), at(out),
-    )  # fmt: skip
-    s = keys[where].astype(np.float64) @ q * 0.3
-    share = np.exp(s - s.max()) / np.exp(s - s.max()).sum()
-    np.testing.assert_allclose(out, share @ values[where], atol=2e-6)
+@pytest.mark.parametrize("size", [16, 64, 80])
+@pytest.mark.parametrize("members", [1, 3, 8, 15])
+def test_attention_of_heads_over_blocks(members: int, size: int) -> None:
+    """Scores by block, shares of what is seen, and the mean of the values."""
+    tokens, kv_heads = 40, 2
+    q, k, v = random(members, size), random(tokens, kv_heads, size), random(tokens, kv_heads, size)
+    page_floats = 2 * 16 * kv_heads * size
+    pages = np.zeros((3, page_floats), np.float32)
+    for token in range(tokens):
+        page = at(pages) + token // 16 * page_floats * 4
+        kernels.keep(at(k[token]), at(v[token]), page, token % 16, kv_heads, size)
+    scores, out = np.full((members, 64), np.nan, np.float32), np.empty((members, size), np.float32)
+    for block in range(3):
+        keys = at(pages) + (block * page_floats + 1 * size * 16) * 4
+        kernels.score(at(q), size, members, keys, size, at(scores) + block * 64, 64)
+    wide = q.astype(np.float64) @ k[:, 1].T
+    np.testing.assert_allclose(scores[:, :tokens], wide, atol=1e-5)
+
+    begin, end, origin, path = 3, 30, 100, np.array([131, 135], np.int64)
+    seen = np.zeros(tokens, bool)
+    seen[begin:end] = seen[path - origin] = True
+    for row in scores:
+        kernels.share(at(row), begin, end, at(path), 2, origin, np.float32(0.3), tokens)
+    expected = np.where(seen, np.exp(0.3 * (wide - wide[:, seen].max(1, keepdims=True))), 0)
+    np.testing.assert_allclose(scores[:, :tokens], expected, rtol=1e-5)
+    assert (scores[:, :tokens][:, ~seen] == 0).all()
+
+    places = np.array(
+        [i // 16 * page_floats + ((16 + i % 16) * kv_heads + 1) * size for i in range(tokens)]
+    )
+    sums = np.empty(8, np.float32)
+    kernels.mix(
+        at(pages), at(places), at(scores), 64, members, tokens, size, at(out), size, at(sums)
+    )
+    share = expected / expected.sum(1, keepdims=True)
+    np.testing.assert_allclose(out, share @ v[:, 1], atol=2e-6)
 
 
 def test_norm_rotation_and_gate() -> None:

@@ -1,4 +1,4 @@
-"""What fills a step: linears, attention, other operators, and what no operator accounts for."""
+"""What fills a step: a compiled forward, or linears, attention and other operators."""
 
 import cProfile
 import io
@@ -10,8 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-LINEARS, ATTENTION, OTHER, REST = "linears", "attention", "other operators", "Python and engine"
+COMPILED, LINEARS, ATTENTION = "compiled forward", "linears", "attention"
+OTHER, REST = "other operators", "Python and engine"
 
+# How a compiled forward, all of it, is recorded.
+_COMPILED_STEP = "outrider::compiled_step"
 # Parts of the names of torch's operators.
 _LINEAR_OPERATORS = ("linear", "addmm", "::mm", "::mv", "matmul", "int4pack", "int8pack")
 _ATTENTION_OPERATORS = ("attention", "bmm", "attend", "softmax")
@@ -37,6 +40,8 @@ class Breakdown:
 
 def kind_of(operator: str) -> str:
     """Which kind an operator of torch is."""
+    if operator == _COMPILED_STEP:
+        return COMPILED
     if any(part in operator for part in _ATTENTION_OPERATORS):
         return ATTENTION
     if any(part in operator for part in _LINEAR_OPERATORS):
@@ -62,7 +67,7 @@ def break_down(step: Callable[[], object], steps: int) -> Breakdown:
         Operator(event.key, event.count / steps, event.self_cpu_time_total / 1e6 / steps)
         for event in profiler.key_averages()
     ]
-    seconds = dict.fromkeys((LINEARS, ATTENTION, OTHER), 0.0)
+    seconds = dict.fromkeys((COMPILED, LINEARS, ATTENTION, OTHER), 0.0)
     for operator in operators:
         seconds[kind_of(operator.name)] += operator.seconds
     seconds[REST] = max(step_s - sum(seconds.values()), 0.0)

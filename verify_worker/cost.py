@@ -110,8 +110,9 @@ class CostModel:
         predicted = self.seconds(shape)
         features = _features(shape)
         error = seconds - float(features @ self._state)
-        cov = (1 - _FORGET) * self._cov + _FORGET * self._prior()
-        cov += _DRIFT**2 * np.outer(self._state, self._state)
+        cov = (1 - _FORGET) * self._cov
+        cov += _FORGET * self._prior()
+        cov += (_DRIFT**2 * self._state)[:, None] * self._state
         gain = cov @ features
         variance = float(features @ gain) + (_NOISE * predicted) ** 2
         most = _CUT * math.sqrt(variance)
@@ -120,7 +121,7 @@ class CostModel:
         state = self._state + gain * (min(max(error, -most), most) / variance)
         least = 1e-3 * self._state[0]
         self._state = np.maximum(state, [least] * len(KNOTS) + [0.0] * 3)
-        self._cov = cov - np.outer(gain, gain) / variance
+        self._cov = cov - gain[:, None] * (gain / variance)
         if abs(error) <= most:
             self._cut_off.clear()
         self._publish()
@@ -148,7 +149,7 @@ class CostModel:
         """The covariance when nothing but the rough size of the state is known."""
         cov = np.zeros((len(self._state),) * 2)
         knots = self._state[: len(KNOTS)]
-        cov[: len(KNOTS), : len(KNOTS)] = np.outer(knots, knots) * _KINSHIP
+        cov[: len(KNOTS), : len(KNOTS)] = (knots[:, None] * knots) * _KINSHIP
         slopes = (_SLOPES * knots[0]) ** 2
         cov[-3:, -3:] = np.diag(slopes)
         return cov

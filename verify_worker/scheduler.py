@@ -10,7 +10,7 @@ A session's tokens change only in `apply`, after the forward pass succeeded; a f
 leaves nothing to undo. Time is seconds on any monotonic clock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.errors import FencedError, InvalidRequestError, OutriderError
@@ -190,6 +190,11 @@ class Scheduler:
         deciding = {w.session.session_id: w.session for w in plan.work if w.decides}
         waits = {s.session_id: s for s in self._taking_part if s.want is not None}
         decoding = _one_row_each([*(deciding | waits).values()])
+        # The same for all that draft equally far.
+        stakes = {
+            k: policy.stakes(decoding, k, self.cost)
+            for k in {self._draft_len(work.session) for work in plan.work}
+        }
         timings = Timings(compute_us=int(outcome.compute_s * 1e6), batch_sessions=len(plan.work))
         outputs: list[Output] = []
         for work, result in zip(plan.work, outcome.results, strict=True):
@@ -199,7 +204,7 @@ class Scheduler:
                     work.session.ready_at_s = now_s
                     self.prefixes.seal(work.session)
                 case Decided():
-                    outputs += self._commit(work, result, timings, decoding, now_s)
+                    outputs += self._commit(work, result, timings, stakes, now_s)
                 case OutriderError():
                     outputs += self.fail(work.session, result)
         return outputs
@@ -267,11 +272,11 @@ class Scheduler:
         work: Work,
         decided: Decided,
         timings: Timings,
-        decoding: StepShape,
+        stakes: Mapping[int, policy.Stakes],
         now_s: float,
     ) -> list[Output]:
         session = work.session
-        stakes = policy.stakes(decoding, self._draft_len(session), self.cost)
+        own_stakes = stakes[self._draft_len(session)]
         before = len(session.tokens) - session.prompt_len
         kept, ending = first_ending(decided.verdict.token_ids, before, session.endings)
         verdict = decided.verdict.cut(kept)
@@ -280,7 +285,7 @@ class Scheduler:
             session,
             began_s,
             accepted=verdict.accepted,
-            stakes=stakes,
+            stakes=own_stakes,
             fixed_wait_s=self._limits.draft_wait_s,
         )
         progress = Progress(
@@ -305,7 +310,7 @@ class Scheduler:
         outputs: list[Output] = [ToCoordinator(session.owner, progress)]
         if ending is None:
             self.pool.trim(session.table, session.table.kv_len)
-            return outputs + self._ask(session, progress, stakes, now_s)
+            return outputs + self._ask(session, progress, own_stakes, now_s)
         ended = SessionEnded(session_id=session.session_id, epoch=session.epoch, reason=ending)
         return [*outputs, ToCoordinator(session.owner, ended), *self._forget(session)]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.sampling.best import best_tokens
+from outrider.sampling.best import best_tokens, finite
 from outrider.sampling.noise import gumbels
 from outrider.sampling.processors import constrained_scores, constrains, warped_scores
 from outrider.sampling.rows import Row
@@ -37,13 +37,16 @@ def choose(logits: torch.Tensor, rows: Sequence[Row]) -> Choices:
     A dead row has NaN or infinite logits, or constraints that bar every token.
     """
     values, ids = best_tokens(logits)
-    usable = values.isfinite()
+    usable = finite(values)
     for chunk in _chunks(rows, logits.shape[1]):
         index = torch.tensor(chunk, device=logits.device)
         values, chosen = best_tokens(_scores(logits[index], [rows[r] for r in chunk]))
         ids[index] = chosen
-        usable[index] &= values.isfinite()
-    token_ids, alive = torch.stack([ids, usable]).tolist()
+        usable[index] &= finite(values)
+    if ids.device.type == "cpu":
+        token_ids, alive = ids.tolist(), usable.tolist()
+    else:
+        token_ids, alive = torch.stack([ids, usable]).tolist()
     return Choices(token_ids, [r for r, living in enumerate(alive) if not living])
 
 

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch.autograd.profiler import record_function
 from torch.nn import functional
 from transformers import PreTrainedModel
 
@@ -52,6 +53,7 @@ class CompiledDecoder:
         for record, layer in zip(self._layers, parts.layers, strict=True):
             self._fill(record, layer, take_out)
         self._step = np.zeros(1, step.STEP)
+        self._step_address = self._step.ctypes.data
         self._describe_model(take_out)
         self._capacity = self._threads = 0
         self._room: dict[str, torch.Tensor] = {}
@@ -75,7 +77,8 @@ class CompiledDecoder:
         record["wanted"], record["wanted_count"] = table.wanted.ctypes.data, wanted
         record["cos"], record["sin"] = cos.data_ptr(), sin.data_ptr()
         record["logits"], record["logits_stride"] = logits.data_ptr(), logits.shape[1]
-        self._team.run(self._function.address, self._step.ctypes.data)
+        with record_function("outrider::compiled_step"):
+            self._team.run(self._function.address, self._step_address)
         return logits[:wanted, : self._vocab]
 
     def _fill(self, record: Any, layer: Layer, take_out: TakeOut) -> None:

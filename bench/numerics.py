@@ -20,7 +20,7 @@ from outrider.messages import SamplingParams
 from outrider.model.blocks import BLOCK_TOKENS, BlockTable
 from outrider.model.embedded import EMBEDDED_MODEL
 from outrider.model.loading import load_model
-from outrider.model.numerics import FAST, INVARIANT, choose_numerics
+from outrider.model.numerics import COMPILED, FAST, INVARIANT, LEAN, choose_numerics
 from outrider.model.paged import PagedModel, Segment
 from outrider.model.tokenizers import load_tokenizer
 from outrider.sampling.coupled import target_tokens
@@ -29,6 +29,8 @@ from outrider.sampling.rows import Row
 CHAINS = (5, 9)
 # A whole number of both.
 _BLOCK = 45
+# What is compared: both numerics over torch's operators, and the compiled forward, which is both.
+KINDS = (FAST, INVARIANT, COMPILED)
 _POOL_BLOCKS = 512
 # Sessions and rows of each in the steps that are timed; the context is shared by all.
 STEPS = {
@@ -220,10 +222,13 @@ def texts(prompts: Sequence[Sequence[int]], seed: int) -> Iterator[tuple[Sequenc
 def add_steps(report: Report, dtype: str, medians: dict[str, dict[str, float]]) -> None:
     """The lines of the step times."""
     for size, seconds in medians.items():
-        fast, invariant = seconds[FAST], seconds[INVARIANT]
-        report.rows.append(
-            [f"{size}, ms", dtype, fast * 1e3, invariant * 1e3, f"{invariant / fast:.2f}x"]
-        )
+        cells = [
+            f"{seconds[kind] * 1e3:.1f} ({seconds[kind] / seconds[FAST]:.2f}x)"
+            if kind in seconds
+            else ""
+            for kind in KINDS
+        ]
+        report.rows.append([f"{size}, ms", dtype, *cells])
 
 
 def add_flips(report: Report, dtype: str, subjects: dict[str, Subject]) -> None:
@@ -237,13 +242,15 @@ def add_flips(report: Report, dtype: str, subjects: dict[str, Subject]) -> None:
     }
     for k in CHAINS:
         for name, cell in lines.items():
-            cells = [cell(subjects[kind].flips[k]) for kind in (FAST, INVARIANT)]
-            report.rows.append([f"chain of {k}: {name}", dtype, *cells, ""])
-        held = subjects[INVARIANT].flips[k]
-        report.bars += [
-            Bar(f"{dtype}, chain of {k}: invariant never flips", held.greedy + held.sampled == 0),
-            Bar(f"{dtype}, chain of {k}: invariant keeps every bit", held.equal_bits == held.rows),
-        ]
+            cells = [cell(subjects[kind].flips[k]) if kind in subjects else "" for kind in KINDS]
+            report.rows.append([f"chain of {k}: {name}", dtype, *cells])
+        for kind in (name for name in (INVARIANT, COMPILED) if name in subjects):
+            held = subjects[kind].flips[k]
+            flips = held.greedy + held.sampled
+            report.bars += [
+                Bar(f"{dtype}, chain of {k}: {kind} never flips", flips == 0),
+                Bar(f"{dtype}, chain of {k}: {kind} keeps every bit", held.equal_bits == held.rows),
+            ]
 
 
 def run(settings: Settings) -> None:
@@ -254,18 +261,24 @@ def run(settings: Settings) -> None:
     tokenizer = load_tokenizer(path)
     prompts = [encode(tokenizer, p.text, 128) for p in load_prompts(settings.prompts, 10)]
     context = (prompts[0] * settings.context)[: settings.context // BLOCK_TOKENS * BLOCK_TOKENS]
-    report = Report("Numerics", ["what", "type", FAST, INVARIANT, "ratio"])
+    report = Report("Numerics", ["what", "type", *KINDS])
     for dtype in settings.dtypes:
         subjects = {}
-        for name in (FAST, INVARIANT):
+        for name in KINDS if dtype == "float32" else (FAST, INVARIANT):
             started = time.perf_counter()
             model = load_model(path, dtype=dtype)
-            subjects[name] = Subject(PagedModel(model, _POOL_BLOCKS, choose_numerics(name, model)))
+            numerics = (
+                choose_numerics(FAST, model, forward=COMPILED)
+                if name == COMPILED
+                else choose_numerics(name, model, forward=LEAN)
+            )
+            subjects[name] = Subject(PagedModel(model, _POOL_BLOCKS, numerics))
             progress(f"{dtype}, {name}: loaded in {time.perf_counter() - started:.1f} s")
         medians = measure_steps(subjects, context, settings.repeats)
         add_steps(report, dtype, medians)
         progress(f"{dtype}: steps timed")
-        for name, wanted in ((FAST, settings.tokens), (INVARIANT, settings.invariant_tokens)):
+        for name in subjects:
+            wanted = settings.invariant_tokens if name == INVARIANT else settings.tokens
             done = 0
             for prompt, seed in texts(prompts, settings.seed):
                 length = min(settings.text_len, wanted - done)

@@ -163,8 +163,8 @@ class CompiledDecoder:
                 "sums": torch.zeros(self._threads, 16),
             }
             self._room.update(rooms)
-            for name, room in rooms.items():
-                record[name] = room.data_ptr()
+            for name, tensor in rooms.items():
+                record[name] = tensor.data_ptr()
             record["context"] = context
 
 

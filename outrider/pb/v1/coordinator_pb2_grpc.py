@@ -42,7 +42,7 @@ class CoordinatorServiceStub:
         self.Resume = channel.unary_stream(
                 '/outrider.v1.CoordinatorService/Resume',
                 request_serializer=outrider_dot_v1_dot_coordinator__pb2.ResumeRequest.SerializeToString,
-                response_deserializer=outrider_dot_v1_dot_coordinator__pb2.GenerateResponse.FromString,
+                response_deserializer=outrider_dot_v1_dot_coordinator__pb2.ResumeResponse.FromString,
                 _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/outrider.v1.CoordinatorService/Cancel',
@@ -131,7 +131,7 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
             'Resume': grpc.unary_stream_rpc_method_handler(
                     servicer.Resume,
                     request_deserializer=outrider_dot_v1_dot_coordinator__pb2.ResumeRequest.FromString,
-                    response_serializer=outrider_dot_v1_dot_coordinator__pb2.GenerateResponse.SerializeToString,
+                    response_serializer=outrider_dot_v1_dot_coordinator__pb2.ResumeResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -212,7 +212,7 @@ class CoordinatorService:
             target,
             '/outrider.v1.CoordinatorService/Resume',
             outrider_dot_v1_dot_coordinator__pb2.ResumeRequest.SerializeToString,
-            outrider_dot_v1_dot_coordinator__pb2.GenerateResponse.FromString,
+            outrider_dot_v1_dot_coordinator__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,7 +33,7 @@ class CoordinatorServiceStub:
     def __new__(cls, channel: _aio.Channel) -> CoordinatorServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.GenerateRequest, _coordinator_pb2.GenerateResponse]
     """Streams one completion: started, deltas, finished."""
-    Resume: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.ResumeRequest, _coordinator_pb2.GenerateResponse]
+    Resume: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.ResumeRequest, _coordinator_pb2.ResumeResponse]
     """Streams the rest of a completion, from where its client lost it, on any coordinator."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CancelRequest, _coordinator_pb2.CancelResponse]
     GetSession: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetSessionRequest, _coordinator_pb2.GetSessionResponse]
@@ -48,7 +48,7 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_coordinator_pb2.GenerateRequest, _coordinator_pb2.GenerateResponse]  # type: ignore[assignment]
     """Streams one completion: started, deltas, finished."""
-    Resume: _aio.UnaryStreamMultiCallable[_coordinator_pb2.ResumeRequest, _coordinator_pb2.GenerateResponse]  # type: ignore[assignment]
+    Resume: _aio.UnaryStreamMultiCallable[_coordinator_pb2.ResumeRequest, _coordinator_pb2.ResumeResponse]  # type: ignore[assignment]
     """Streams the rest of a completion, from where its client lost it, on any coordinator."""
     Cancel: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CancelRequest, _coordinator_pb2.CancelResponse]  # type: ignore[assignment]
     GetSession: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetSessionRequest, _coordinator_pb2.GetSessionResponse]  # type: ignore[assignment]
@@ -72,7 +72,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _coordinator_pb2.ResumeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.GenerateResponse], _abc.AsyncIterator[_coordinator_pb2.GenerateResponse]]:
+    ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.ResumeResponse], _abc.AsyncIterator[_coordinator_pb2.ResumeResponse]]:
         """Streams the rest of a completion, from where its client lost it, on any coordinator."""
 
     @_abc_1.abstractmethod

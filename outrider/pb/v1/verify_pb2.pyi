@@ -229,7 +229,7 @@ class Heartbeat(_message.Message):
     SILENT_MS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     silent_ms: _builtins.int
-    """Since the engine last did something or had nothing to do, in milliseconds."""
+    """For how long the engine is overdue with what it does, in milliseconds."""
     draining: _builtins.bool
     """The worker is stopping: sessions had better move."""
     def __init__(

@@ -18,6 +18,7 @@ from coordinator.services import Services
 from outrider import logs
 from outrider.errors import (
     FencedError,
+    InternalError,
     OutriderError,
     OverloadedError,
     UnavailableError,
@@ -37,8 +38,9 @@ from outrider.messages import (
 from outrider.session.record import SessionState
 from outrider.session.registry import WorkerRecord
 
-# Placements in a row that brought no token; a request that fells its workers ends here.
-MAX_FRUITLESS_PLACEMENTS = 3
+# Placements in a row that brought no token, after which it is the request that fells its workers.
+# It has failed then, and is not left to be resumed, or it would go on felling them.
+MAX_FRUITLESS_PLACEMENTS = 6
 # By this much the epoch rises above one that a verify worker has and Redis has forgotten.
 EPOCH_LEAP = 1000
 
@@ -112,14 +114,14 @@ class RunningSession:
 
         Raises:
             NoVerifyWorkerError, OverloadedError: no verify worker takes the session.
-            UnavailableError: several verify workers in a row went away with it.
+            InternalError: several verify workers in a row went away with it.
             FencedError: another coordinator has taken the session.
         """
         if self.commit.finish_reason is not None:
             return
         self._leave()
         if self._fruitless >= MAX_FRUITLESS_PLACEMENTS:
-            raise UnavailableError(
+            raise InternalError(
                 f"session {self.session_id} lost {self._fruitless} verify workers in a row "
                 "without a new token; see the verify workers' logs"
             )

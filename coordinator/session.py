@@ -38,8 +38,7 @@ from outrider.messages import (
 from outrider.session.record import SessionState
 from outrider.session.registry import WorkerRecord
 
-# Placements in a row that brought no token, after which it is the request that fells its workers.
-# It has failed then, and is not left to be resumed, or it would go on felling them.
+# Placements in a row without a token; a request that fells its workers has failed then.
 MAX_FRUITLESS_PLACEMENTS = 6
 # By this much the epoch rises above one that a verify worker has and Redis has forgotten.
 EPOCH_LEAP = 1000
@@ -122,8 +121,8 @@ class RunningSession:
         self._leave()
         if self._fruitless >= MAX_FRUITLESS_PLACEMENTS:
             raise InternalError(
-                f"session {self.session_id} lost {self._fruitless} verify workers in a row "
-                "without a new token; see the verify workers' logs"
+                f"session {self.session_id} lost {self._fruitless} verify workers in a row without "
+                "a new token; see the verify workers' logs"
             )
         self._fruitless += 1
         services = self._services

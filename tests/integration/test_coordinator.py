@@ -124,9 +124,7 @@ async def started_everywhere(workers: list, count: int) -> bool:  # type: ignore
     return sum(len(worker.commands) for worker in workers) == count
 
 
-async def test_a_client_that_goes_is_closed_at_the_worker_and_its_session_paused(
-    stack: Stack,
-) -> None:
+async def test_a_client_that_goes_frees_the_worker_and_pauses_its_session(stack: Stack) -> None:
     await stack.start_coordinator()
     worker = await stack.add_verify()
     done = stack.generate()

@@ -306,6 +306,54 @@ STEPS = (
 )
 
 
+class Troubles:
+    """What can happen to the calls of a journal; `late` are those that are still on their way."""
+
+    def __init__(self, server: Server, ours: Journal) -> None:
+        self.late: list[ScriptCall] = []
+        self._server = server
+        self._ours = ours
+
+    def step(self, step: str, number: int) -> None:
+        server, ours = self._server, self._ours
+        match step:
+            case "extend":
+                extend(ours, number + 3)
+            case "place":
+                place(ours)
+            case "assign":
+                ours.assign(f"d{number}")
+            case "late" if self.late:
+                server.run(self.late.pop(0))
+            case "empty":
+                server.client.flushall()
+            case "sweep":
+                server.client.delete(session_keys("s")[3])
+                server.run(CALLS.pause_orphan("s"))
+            case "write" | "lost before" | "lost after" | "delay":
+                self._send(step)
+
+    def settle(self) -> None:
+        """All that is late is carried out, then all that is due."""
+        while self.late:
+            self._server.run(self.late.pop(0))
+        self._send("write")
+        self._server.write(self._ours)
+
+    def _send(self, how: str) -> None:
+        call = self._ours.due(renew=True)
+        if call is None:
+            return
+        if how == "write":
+            self._ours.answered(self._server.run(call))
+            return
+        if how == "lost after":
+            self._server.run(call)
+        if how == "delay":
+            self.late.append(call)
+        self._ours.doubt()
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(STEPS), max_size=25), st.sampled_from(["", "pause", "finish"]))
 @example(["write", "extend", "delay", "write", "late", "extend", "write", "late"], "finish")
@@ -315,44 +363,14 @@ def test_nothing_is_lost_or_doubled_whatever_happens_on_the_way(
     valkey.flushall()
     server, ours = Server(valkey), journal()
     server.write(ours)
-    late: list[ScriptCall] = []
+    troubles = Troubles(server, ours)
     for number, step in enumerate(steps):
-        match step:
-            case "extend":
-                extend(ours, number + 3)
-            case "place":
-                place(ours)
-            case "assign":
-                ours.assign(f"d{number}")
-            case "late" if late:
-                server.run(late.pop(0))
-            case "empty":
-                valkey.flushall()
-            case "sweep":
-                valkey.delete(session_keys("s")[3])
-                server.run(CALLS.pause_orphan("s"))
-            case "write" | "lost before" | "lost after" | "delay":
-                call = ours.due(renew=True)
-                if call is None:
-                    continue
-                if step == "write":
-                    ours.answered(server.run(call))
-                    continue
-                if step == "lost after":
-                    server.run(call)
-                if step == "delay":
-                    late.append(call)
-                ours.doubt()
-    while late:
-        server.run(late.pop(0))
+        troubles.step(step, number)
     if end == "pause":
         ours.pause()
     elif end == "finish":
         ours.finish(FinishReason.STOP)
-    call = ours.due(renew=True)
-    if call is not None:
-        ours.answered(server.run(call))
-    server.write(ours)
+    troubles.settle()
     assert ours.lost is None
     server.check(ours)
 
@@ -365,40 +383,13 @@ def test_a_former_owner_changes_nothing(
     valkey.flushall()
     server, ours = Server(valkey), journal()
     server.write(ours)
-    late: list[ScriptCall] = []
-    taken: StoredSession | None = None
-    for number, step in enumerate([*steps, "write", "write", "late"]):
-        if number == taken_at:
-            server.run(CALLS.take_over("s", owner="c2", tenant=""))
-            taken = server.read()
-        match step:
-            case "extend":
-                extend(ours, number + 3)
-            case "place":
-                place(ours)
-            case "assign":
-                ours.assign(f"d{number}")
-            case "late" if late:
-                server.run(late.pop(0))
-            case "write" | "lost before" | "lost after" | "delay":
-                call = ours.due(renew=True)
-                if call is None:
-                    continue
-                if step == "write":
-                    ours.answered(server.run(call))
-                    continue
-                if step == "lost after":
-                    server.run(call)
-                if step == "delay":
-                    late.append(call)
-                ours.doubt()
-    while late:
-        server.run(late.pop(0))
-    if taken is None:
-        return
-    call = ours.due(renew=True)
-    if call is not None:
-        ours.answered(server.run(call))
-    server.write(ours)
+    troubles = Troubles(server, ours)
+    for number, step in enumerate(steps[:taken_at]):
+        troubles.step(step, number)
+    server.run(CALLS.take_over("s", owner="c2", tenant=""))
+    taken = server.read()
+    for number, step in enumerate(steps[taken_at:], taken_at):
+        troubles.step(step, number)
+    troubles.settle()
     assert isinstance(ours.lost, FencedError)
     assert server.read() == taken

@@ -121,8 +121,7 @@ class RunningSession:
         self._leave()
         if self._fruitless >= MAX_FRUITLESS_PLACEMENTS:
             raise InternalError(
-                f"session {self.session_id} lost {self._fruitless} verify workers in a row without "
-                "a new token; see the verify workers' logs"
+                f"session {self.session_id} felled {self._fruitless} verify workers in a row"
             )
         self._fruitless += 1
         services = self._services

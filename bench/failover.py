@@ -27,11 +27,11 @@ from bench.tiny import write_model
 from outrider.cli.models import resolve_model
 from outrider.client import AsyncClient, AsyncGeneration, GenerateOptions, Retry
 from outrider.config import CACHE, setting
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, RecordsUnavailableError
 from outrider.local.commands import StackSettings
 from outrider.model.embedded import EMBEDDED_MODEL
 from outrider.session.records import SessionRecords, SessionState
-from outrider.session.redis import connect
+from outrider.session.redis import Redis, connect
 
 TINY = "tiny"
 LETTERS = 24
@@ -136,6 +136,15 @@ class Streams:
         )
 
 
+async def _answering(redis: Redis) -> None:
+    """Wait until Valkey has loaded its data."""
+    while True:
+        try:
+            return await redis.ping()
+        except RecordsUnavailableError:
+            await asyncio.sleep(0.1)
+
+
 class Trial:
     """Breaks one process at a time and times what follows."""
 
@@ -195,6 +204,7 @@ class Trial:
         # Those that still run are read to their end, then all of them are compared.
         await asyncio.gather(*(stream.ended.wait() for stream in streams))
         async with connect(self._cluster.redis_url) as redis:
+            await _answering(redis)
             for stream in streams:
                 completion = await stream.generation.complete()
                 record, logged = await SessionRecords(redis).read(stream.generation.session_id)

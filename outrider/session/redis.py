@@ -125,7 +125,9 @@ class Redis:
             async with asyncio.timeout(self._timeout_s):
                 return await asyncio.shield(task)
         except TimeoutError:
+            # Its connection is not used again, so what it may still answer meets nobody.
             await self._leave(held)
+            task.cancel()
             raise RecordsUnavailableError(
                 f"Redis does not answer within {self._timeout_s:g} s; check --redis-url and "
                 "that the server is up"
@@ -256,7 +258,8 @@ async def connect(
             one,
             max_connections=max_connections,
             timeout=timeout_s,
-            socket_timeout=timeout_s,
+            # The limit is that of a whole command, see `Redis`; one a reply costs more than the reply.
+            socket_timeout=None,
             socket_connect_timeout=timeout_s,
             socket_keepalive=True,
             retry=Retry(NoBackoff(), 0),

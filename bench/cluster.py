@@ -16,7 +16,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +54,7 @@ class Cluster:
     settings: what each process is told; the numbers of workers in it are ignored, `size` counts.
     stand_ins: by name, the module and its first arguments that run in place of the service, and
         are given the service's flags.
+    beside_redis: those that reach Valkey without a proxy, whose work would count as theirs.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Cluster:
         *,
         size: Size | None = None,
         stand_ins: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        beside_redis: Collection[str] = (),
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
         size = size or Size()
@@ -70,6 +72,7 @@ class Cluster:
         self.draft_workers = [f"draft-{n + 1}" for n in range(size.draft_workers)]
         self._settings = settings
         self._stand_ins = stand_ins
+        self._beside_redis = beside_redis
         self._report = report
         self._commands = Commands(settings)
         self._children: dict[str, ChildProcess] = {}
@@ -238,6 +241,8 @@ class Cluster:
             base = self._commands.valkey(self._ports[VALKEY], self._data_dir)
             return [*base, *PERSISTENT]
         redis_url = f"redis://{NEAR}:{self._links[f'{name}>{VALKEY}'].port}/0"
+        if name in self._beside_redis:
+            redis_url = self.redis_url
         worker = ["--port", str(self._ports[name]), "--advertise-host", FAR]
         if name in self.coordinators:
             base = self._commands.coordinator(redis_url, self._ports[name])

@@ -1,7 +1,7 @@
 """Tokens per second with the token log and without, and with a Redis that is far away.
 
-One verify worker and two coordinators, one of which logs nothing. The same requests go over
-them in turn, round by round; then over the one that logs while Redis answers it late.
+One verify worker and three coordinators: one logs, one does not, and one logs to a Redis that
+answers it late. The same requests go over them in turn, round by round.
 """
 
 import asyncio
@@ -70,24 +70,29 @@ async def measure(settings: Settings, model: str, vocabulary: int) -> dict[str, 
         drafter="ngram",
         verify_flags=("--max-sessions", str(settings.sessions), "--no-prefix-cache"),
     )
-    size = Size(coordinators=2, verify_workers=1, draft_workers=0)
+    size = Size(coordinators=3, verify_workers=1, draft_workers=0)
     stand_ins = {
         **paced(("verify-1",), settings.pace_s),
         "coordinator-2": ("bench.unlogged_coordinator",),
     }
     rates: dict[str, list[float]] = defaultdict(list)
     async with AsyncExitStack() as exit_stack:
-        cluster = Cluster(stack, size=size, stand_ins=stand_ins, report=progress)
+        cluster = Cluster(
+            stack,
+            size=size,
+            stand_ins=stand_ins,
+            beside_redis=("coordinator-1", "coordinator-2", "verify-1"),
+            report=progress,
+        )
         await exit_stack.enter_async_context(cluster)
-        logging, unlogged = [
+        logging, unlogged, logging_far = [
             await exit_stack.enter_async_context(AsyncClient(address))
             for address in cluster.addresses
         ]
-        sides = [(WITH, logging), (WITHOUT, unlogged), (FAR, logging)]
+        cluster.links[f"coordinator-3>{VALKEY}"].delay_s = settings.far_s
+        sides = [(WITH, logging), (WITHOUT, unlogged), (FAR, logging_far)]
         for number in range(-1, settings.rounds):
             for side, client in sides if number % 2 == 0 else sides[::-1]:
-                to_redis = cluster.links[f"coordinator-1>{VALKEY}"]
-                to_redis.delay_s = settings.far_s if side == FAR else 0.0
                 found = await rate(client, settings, vocabulary, number)
                 progress(f"round {number + 1} of {settings.rounds}: {side}: {found:.1f} tokens/s")
                 if number >= 0:

@@ -333,7 +333,7 @@ async def test_full_workers(stack: Stack) -> None:
 
 
 async def test_a_worker_that_refuses_is_not_asked_again(stack: Stack) -> None:
-    await stack.start_coordinator()
+    await stack.start_coordinator(replace_wait_s=0.2)
     workers = [await stack.add_verify("v1"), await stack.add_verify("v2")]
     await stack.ready()
     done = stack.generate()

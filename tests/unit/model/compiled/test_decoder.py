@@ -128,7 +128,7 @@ def digest_of_logits(path: str) -> str:
 
 
 def test_narrower_vectors_give_the_same_bits(tmp_path: Path) -> None:
-    """What a processor without AVX-512, and one with four lanes, would compute."""
+    """What a processor without AVX-512 would compute, and one whose vectors have four lanes."""
     path = save(tmp_path, "qwen3")
     expected = digest_of_logits(str(path))
     for name, features in {

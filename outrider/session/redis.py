@@ -258,7 +258,7 @@ async def connect(
             one,
             max_connections=max_connections,
             timeout=timeout_s,
-            # The limit is that of a whole command, see `Redis`; one a reply costs more than the reply.
+            # The limit is that of a whole command, see `Redis`; one for each reply costs more.
             socket_timeout=None,
             socket_connect_timeout=timeout_s,
             socket_keepalive=True,

@@ -28,7 +28,6 @@ test: install ## Run every test
 
 soak: install ## Kill, stop and cut off everything at random under load, for some minutes
 	$(BIN)/python -m bench soak --generations 200 --new-tokens 128 --pace-s 0.04 --least-outages 100 --bar
-	$(BIN)/python -m pytest -m soak tests
 
 check: install ## Run every linter and type check
 	$(BIN)/ruff format --check .

@@ -12,7 +12,6 @@ ONE_OF_EACH = Settings(
 )
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(300)
 async def test_streams_go_on_after_each_fault(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", letters=LETTERS)

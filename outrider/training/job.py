@@ -84,7 +84,9 @@ def train(order: Order, stages: Stages) -> Acceptance:
     source = Source(order.prompts, order.text)
     tokenizer = load_tokenizer(order.target)
     corpus = _write(order, source, tokenizer, stages)
-    examples = [example for example in corpus if len(example.answer) > 1]
+    # The order in which texts end depends on how many are written at once.
+    written = sorted(corpus, key=lambda example: example.index)
+    examples = [e for e in written if e.index < order.examples and len(e.answer) > 1]
     held_out = [e for e in examples if e.index % _HELD_OUT_SHARE == 0][: order.held_out]
     learned = [e for e in examples if e.index % _HELD_OUT_SHARE]
 

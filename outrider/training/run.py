@@ -119,6 +119,9 @@ class Run:
         self._optimizer.load_state_dict(state["optimizer"])
         self._step = state["step"]
         self.history = History(**json.loads(state["history"]))
+        self.history.looks = [
+            (step, mean, tuple(shares)) for step, mean, shares in self.history.looks
+        ]
         return True
 
     def train(

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from outrider.errors import ConfigError
@@ -119,7 +120,7 @@ def least_squares(
     products = torch.zeros(2 * size, 2 * size, dtype=torch.float64)
     targets = torch.zeros(2 * size, size, dtype=torch.float64)
     for example in examples[:_LEAST_SQUARES_TEXTS]:
-        states = torch.from_numpy(example.hidden).float()
+        states = torch.from_numpy(example.hidden.astype(np.float32))
         ids = torch.tensor(example.answer)
         embedded = torch.nn.functional.embedding(ids[:-1], network.embeddings)
         x = torch.cat([network.token_norm(embedded), network.hidden_norm(states[:-1])], -1)

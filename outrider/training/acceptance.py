@@ -47,7 +47,7 @@ class Acceptance:
 def acceptance(
     network: DraftNetwork, examples: Sequence[Example], draft_ids: torch.Tensor, draft_len: int
 ) -> Acceptance:
-    """What comes of drafts of `draft_len` tokens; `draft_ids` as for the loss."""
+    """What comes of drafts of `draft_len` tokens; for `draft_ids` see `positions_of`."""
     rounds, tried, accepted = 0, [0] * draft_len, [0] * draft_len
     steps = draft_len if network.shape.reads_hidden else 1
     ordered = sorted(examples, key=lambda example: len(example.token_ids))

@@ -20,7 +20,7 @@ from outrider.training import start
 from outrider.training.acceptance import Acceptance
 from outrider.training.corpus import Corpus, Example
 from outrider.training.export import Target, save, write_report
-from outrider.training.losses import Weights, positions_of
+from outrider.training.losses import Weights
 from outrider.training.network import DraftNetwork
 from outrider.training.run import Glance, Plan, Run
 from outrider.training.sources import WINDOW, Source, scripts, windows
@@ -119,7 +119,7 @@ def train(order: Order, stages: Stages) -> Acceptance:
         network,
         plan,
         order.out,
-        draft_ids=positions_of(ids, target.vocab_size),
+        draft_ids=start.positions_of(ids, target.vocab_size),
         norm_weight=norm_weight,
     )
     run.resume()

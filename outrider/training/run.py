@@ -16,6 +16,7 @@ from outrider.training.batches import endless, stack
 from outrider.training.corpus import Example
 from outrider.training.losses import Weights, loss_of
 from outrider.training.network import DraftNetwork
+from outrider.training.teacher import Teacher
 
 CHECKPOINT = "checkpoint.pt"
 # Of a step's gradient (L2).
@@ -32,7 +33,7 @@ class Plan:
     steps: int
     seed: int = 0
     rate: float = 1e-3
-    warmup: int = 40
+    warmup: int = 100
     weight_decay: float = 0.01
     batch_tokens: int = 2000
     most_prompt: int = 192
@@ -88,7 +89,7 @@ class Run:
         draft_ids: torch.Tensor,
         norm_weight: torch.Tensor,
     ) -> None:
-        """Shapes of `draft_ids` and `norm_weight`: see `outrider.training.losses.loss_of`."""
+        """Shapes of `draft_ids`: see `Teacher`; of `norm_weight`: see `loss_of`."""
         self.history = History()
         self._network = network
         self._plan = plan
@@ -141,9 +142,10 @@ class Run:
         first = self._step
         if not self.history.looks:
             self._look(held_out)
+        teacher = Teacher(examples, self._network.head, self._draft_ids)
         batches = endless(examples, tokens=plan.batch_tokens, seed=plan.seed, skip=self._step)
         while self._step < plan.steps:
-            self._advance(next(batches))
+            self._advance(next(batches), teacher)
             if self._step % plan.look_every == 0 or self._step == plan.steps:
                 self._look(held_out)
                 self._keep()
@@ -160,7 +162,7 @@ class Run:
             )
         return acceptance(self._network, held_out, self._draft_ids, plan.draft_len)
 
-    def _advance(self, batch: Sequence[Example]) -> None:
+    def _advance(self, batch: Sequence[Example], teacher: Teacher) -> None:
         plan = self._plan
         for group in self._optimizer.param_groups:
             group["lr"] = plan.rate_at(self._step)
@@ -168,10 +170,11 @@ class Run:
         loss = loss_of(
             self._network,
             stack(batch, plan.most_prompt),
-            self._draft_ids,
+            teacher.of(batch),
             steps=plan.unroll_at(self._step) if reads else 1,
             weights=plan.weights,
             norm_weight=self._norm_weight,
+            chance=torch.Generator().manual_seed(plan.seed + self._step),
         )
         self._optimizer.zero_grad()
         loss.total.backward()  # type: ignore[no-untyped-call]  # torch has no hint for it

@@ -128,3 +128,10 @@ def least_squares(
         targets += (x.T @ (states[1:] / norm_weight)).double()
     products += _RIDGE * torch.eye(2 * size, dtype=torch.float64)
     network.fuse.weight.copy_(torch.linalg.solve(products, targets).T.float())
+
+
+def positions_of(ids: Sequence[int], vocab_size: int) -> torch.Tensor:
+    """The draft's id of each of the target's, -1 where it has none: int64 [V]."""
+    found = torch.full((vocab_size,), -1)
+    found[torch.tensor(ids)] = torch.arange(len(ids))
+    return found

@@ -4,9 +4,8 @@ import torch
 
 from outrider.training.acceptance import Acceptance, acceptance
 from outrider.training.corpus import Example
-from outrider.training.losses import positions_of
 from outrider.training.network import DraftNetwork
-from outrider.training.start import least_squares
+from outrider.training.start import least_squares, positions_of
 from tests.support.models import VOCABULARY
 from tests.unit.training.test_network import as_llama, drafted_states
 

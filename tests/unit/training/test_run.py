@@ -7,9 +7,9 @@ import torch
 
 from outrider.errors import ConfigError
 from outrider.training.corpus import Example
-from outrider.training.losses import positions_of
 from outrider.training.network import DraftNetwork
 from outrider.training.run import Plan, Run
+from outrider.training.start import positions_of
 from tests.support.models import TOKENS, VOCABULARY
 
 PLAN = Plan(steps=12, batch_tokens=30, warmup=2, unroll=2, look_every=4, rate=3e-3)

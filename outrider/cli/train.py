@@ -59,7 +59,12 @@ class Settings:
     tv: float = setting(
         0.0, at_least=0, at_most=1, help="Share of total variation in the loss; the rest is KL."
     )
-    unroll: int = setting(3, at_least=1, help="Tokens ahead that are learned in the second half.")
+    unroll: int = setting(
+        2, at_least=1, help="Tokens ahead that are learned in the last two fifths of the steps."
+    )
+    dropout: float = setting(
+        0.1, at_least=0, at_most=0.9, help="Share of inputs that are left out by chance."
+    )
     draft_len: int = setting(4, at_least=1, help="Tokens of a draft in the evaluation.")
     look_every: int = setting(200, at_least=1, help="Steps between looks at texts held out.")
     held_out: int = setting(64, at_least=1, help="Texts that are held out, at most.")
@@ -128,6 +133,7 @@ def run(settings: Settings) -> None:
             batch_tokens=settings.batch_tokens,
             rate=settings.rate,
             tv=settings.tv,
+            dropout=settings.dropout,
             unroll=settings.unroll,
             draft_len=settings.draft_len,
             look_every=settings.look_every,

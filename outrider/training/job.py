@@ -52,6 +52,7 @@ class Order:
     batch_tokens: int
     rate: float
     tv: float
+    dropout: float
     unroll: int
     draft_len: int
     look_every: int
@@ -216,7 +217,7 @@ def _network(
             raise ConfigError(f"can't read {order.config}: {error}") from error
     embeddings = module.get_input_embeddings().weight.detach().float()
     head = module.get_output_embeddings().weight.detach()[torch.tensor(ids)].float()
-    network = DraftNetwork(shape, embeddings, head)
+    network = DraftNetwork(shape, embeddings, head, dropout=order.dropout)
     parts = parts_of(model.module)
     norm_weight = torch.ones(shape.target_hidden)
     if parts is not None:

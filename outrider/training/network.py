@@ -126,8 +126,9 @@ class Mlp(nn.Module):
 class Layer(nn.Module):
     """A decoder layer of Llama."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
         super().__init__()
+        self._dropout = dropout
         self.self_attn = Attention(shape)
         self.mlp = Mlp(shape)
         self.input_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
@@ -135,9 +136,12 @@ class Layer(nn.Module):
 
     def after(self, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
         """The rest of the layer, given what attention mixed [B, T, H, D] for the rows x."""
-        x = x + self.self_attn.o_proj(mixed.flatten(2))
-        after: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        x = x + self._thinned(self.self_attn.o_proj(mixed.flatten(2)))
+        after: torch.Tensor = x + self._thinned(self.mlp(self.post_attention_layernorm(x)))
         return after
+
+    def _thinned(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(x, self._dropout, self.training)
 
 
 class Turn:
@@ -162,13 +166,22 @@ class DraftNetwork(nn.Module):
     Parameters have the names of transformers' Llama, for the file that is written in the end.
     """
 
-    def __init__(self, shape: Shape, embeddings: torch.Tensor, head: torch.Tensor) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        embeddings: torch.Tensor,
+        head: torch.Tensor,
+        *,
+        dropout: float = 0.0,
+    ) -> None:
+        """In training a share `dropout` of inputs, and of what each layer adds, is left out."""
         super().__init__()
+        self._dropout = dropout
         self.shape = shape
         self.embeddings = embeddings
         self.head = head
         eps = shape.rms_norm_eps
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
+        self.layers = nn.ModuleList(Layer(shape, dropout) for _ in range(shape.num_hidden_layers))
         self.norm = Norm(shape.hidden_size, eps)
         if shape.reads_hidden:
             self.token_norm = Norm(shape.target_hidden, eps)
@@ -189,7 +202,7 @@ class DraftNetwork(nn.Module):
         if hidden is None:
             hidden = self.missing.expand_as(embedded)
         both = torch.cat([self.token_norm(embedded), self.hidden_norm(hidden)], -1)
-        fused: torch.Tensor = self.fuse(both)
+        fused: torch.Tensor = self.fuse(functional.dropout(both, self._dropout, self.training))
         return fused
 
     def unroll(self, texts: Texts, steps: int) -> list[torch.Tensor]:

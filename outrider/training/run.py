@@ -34,12 +34,12 @@ class Plan:
     seed: int = 0
     rate: float = 1e-3
     warmup: int = 100
-    weight_decay: float = 0.01
+    weight_decay: float = 0.1
     batch_tokens: int = 2000
     most_prompt: int = 192
     # Steps of an unrolled pass, and from which share of the run on: one is enough before.
-    unroll: int = 3
-    unroll_from: float = 0.5
+    unroll: int = 2
+    unroll_from: float = 0.6
     weights: Weights = field(default_factory=Weights)
     look_every: int = 200
     draft_len: int = 4
@@ -160,6 +160,7 @@ class Run:
                     left,
                 )
             )
+        self._network.eval()
         return acceptance(self._network, held_out, self._draft_ids, plan.draft_len)
 
     def _advance(self, batch: Sequence[Example], teacher: Teacher) -> None:
@@ -167,6 +168,9 @@ class Run:
         for group in self._optimizer.param_groups:
             group["lr"] = plan.rate_at(self._step)
         reads = self._network.shape.reads_hidden
+        # What is left out by chance is the same in a run that was ended and goes on.
+        torch.manual_seed((plan.seed << 20) + self._step)
+        self._network.train()
         loss = loss_of(
             self._network,
             stack(batch, plan.most_prompt),
@@ -187,6 +191,7 @@ class Run:
         history.tokens.append((history.tokens[-1] if history.tokens else 0) + loss.tokens)
 
     def _look(self, held_out: Sequence[Example]) -> None:
+        self._network.eval()
         found = acceptance(self._network, held_out, self._draft_ids, self._plan.draft_len)
         self.history.looks.append((self._step, found.mean_length, found.by_position))
 

@@ -47,6 +47,7 @@ def _model(settings: Settings) -> ChosenDrafter:
     from outrider.model.paged import block_bytes
     from outrider.model.pairs import check_models
     from outrider.model.tokenizers import load_tokenizer, producible_ids
+    from outrider.sampling import gumbel_max
 
     # Before the weights are read, which takes longer.
     pair = check_models(settings.target, settings.draft_model) if settings.target else None
@@ -69,6 +70,8 @@ def _model(settings: Settings) -> ChosenDrafter:
         tree_width=settings.tree_width,
         numerics=choose_numerics(FAST, model),
     )
+    if model.module.device.type == "cpu":
+        gumbel_max.prepare()
     # A tokenizer that differs only in ids that never come out counts as the target's own.
     fingerprint = (pair.target if pair else tokenizer).fingerprint
     return ChosenDrafter(drafter, model.fingerprint, fingerprint, model.context_len)

@@ -169,15 +169,16 @@ def ending_to_hash(record: SessionRecord) -> Fields:
 
 def figures_to_hash(figures: SpeculationFigures, cached_tokens: int) -> Fields:
     """What a session has counted."""
-    counts = (
-        cached_tokens,
-        figures.rounds,
-        figures.drafts,
-        figures.draft_tokens,
-        figures.accepted_tokens,
-        *figures.accepted_per_position,
+    return {"figures": pack_figures(figures, cached_tokens)}
+
+
+def pack_figures(figures: SpeculationFigures, cached_tokens: int) -> str:
+    """What a session has counted, as the field `figures`."""
+    per_position = "".join([f" {count}" for count in figures.accepted_per_position])
+    return (
+        f"{cached_tokens} {figures.rounds} {figures.drafts} {figures.draft_tokens} "
+        f"{figures.accepted_tokens}{per_position}"
     )
-    return {"figures": " ".join(map(str, counts))}
 
 
 def stored_from_hash(

@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.errors import FencedError, OutriderError, SessionExistsError, UnknownSessionError
 from outrider.messages import FinishReason, TokenLogprobs
 from outrider.session import record_scripts as scripts
-from outrider.session.names import session_keys
-from outrider.session.packing import pack_logprobs, pack_tokens
+from outrider.session.names import SessionKeys, session_keys
+from outrider.session.packing import TOKEN_BYTES, pack_logprobs, pack_tokens
 from outrider.session.record import Fields, SessionRecord, SessionState, record_to_hash
 from outrider.session.redis import Script, ScriptCall, Value
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """How far a session has come in Redis; `length` counts the tokens of the log."""
 
     owner: str
@@ -109,6 +108,27 @@ class RecordCalls:
             *_words(update.fields),
         )
 
+    def append(
+        self,
+        keys: SessionKeys,
+        held: Position,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        figures: str,
+    ) -> ScriptCall:
+        """Add tokens to the log of a session that is held, and change nothing else but figures.
+
+        `keys` are those of the session; `figures` comes of `pack_figures`.
+        """
+        record, tokens, beside, _ = keys
+        base = held.length * TOKEN_BYTES
+        args = (held.owner, held.epoch, base, pack_tokens(token_ids), figures)
+        if logprobs:
+            return ScriptCall(
+                scripts.APPEND, (record, tokens, beside), (*args, pack_logprobs(logprobs))
+            )
+        return ScriptCall(scripts.APPEND, (record, tokens), args)
+
     def position(self, session_id: str) -> ScriptCall:
         """Ask how far a session has come."""
         return _call(scripts.POSITION, session_id)
@@ -136,27 +156,28 @@ def check_created(session_id: str, reply: Any) -> None:
 
 def check_updated(session_id: str, reply: Any, update: Update) -> None:
     """Raise `UnknownSessionError` or `FencedError` unless the update was carried out."""
-    error = refusal(session_id, reply, update)
+    held = Position(update.owner, update.epoch, update.base_len, update.state)
+    error = refusal(session_id, reply, held)
     if error is not None:
         raise error
 
 
-def refusal(session_id: str, reply: Any, update: Update) -> OutriderError | None:
-    """Why an update was not carried out; None if it was."""
+def refusal(session_id: str, reply: Any, held: Position) -> OutriderError | None:
+    """Why an update or an append to a session as `held` was not carried out; None if it was."""
+    if reply == 1:
+        return None
     verdict, found = (word.decode() for word in reply)
     match verdict:
-        case "ok":
-            return None
         case "unknown":
             return unknown_session(session_id)
         case "epoch":
-            said = f"session {session_id} is at epoch {found}, not {update.epoch}"
+            said = f"session {session_id} is at epoch {found}, not {held.epoch}"
         case "owner":
-            said = f"session {session_id} is run by coordinator {found}, not {update.owner}"
+            said = f"session {session_id} is run by coordinator {found}, not {held.owner}"
         case "base_len":
             said = (
                 f"the log of session {session_id} has {found} tokens; "
-                f"an append at base_len {update.base_len} does not continue it"
+                f"an append at base_len {held.length} does not continue it"
             )
         case _:
             said = f"session {session_id} is {found}; nothing more may be written"

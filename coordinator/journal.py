@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from outrider.errors import FencedError, OutriderError, SessionExistsError
 from outrider.messages import FinishReason, SpeculationFigures, TokenLogprobs
 from outrider.session.identity import ModelIdentity
-from outrider.session.names import session_keys
 from outrider.session.record import (
     Failure,
     Fields,
@@ -29,11 +28,12 @@ from outrider.session.record_calls import (
     Position,
     RecordCalls,
     Update,
+    append,
     check_created,
     read_position,
     refusal,
 )
-from outrider.session.redis import ScriptCall
+from outrider.session.redis import ScriptCall, ScriptHead
 
 # Refusals in a row after each of which Redis was asked.
 MOST_REFUSALS = 3
@@ -76,12 +76,13 @@ class Journal:
         self.cancelled_elsewhere = False
         self.on_lost: Callable[[FencedError | None], None] | None = None
         self._calls = calls
-        self._keys = session_keys(record.session_id)
         self._created = False
         # What Redis holds; None when that is not known.
         self._held: Position | None = None
         # The running record that was written last: while it is ours, only tokens can be new.
         self._written: SessionRecord | None = None
+        # For appends under that record.
+        self._head: ScriptHead | None = None
         # The highest epoch that Redis is known to have held for us.
         self._known_epoch = -1
         self._asked = False
@@ -267,18 +268,23 @@ class Journal:
 
     def _append(self, held: Position) -> ScriptCall:
         """Tokens alone leave the times as they are: the lease has its own round."""
-        self._sent = _Sent(self._wanted, self.record, held)
-        return self._calls.append(
-            self._keys,
-            held,
+        if self._head is None:
+            self._head = self._calls.appends(self.session_id, owner=held.owner, epoch=held.epoch)
+        self._sent = _Sent(held.grown_to(len(self.token_ids)), self.record, held)
+        logprobs = self.logprobs
+        return append(
+            self._head,
+            held.length,
             self.token_ids[held.length :],
-            self.logprobs[held.length - self.record.prompt_len :],
+            logprobs[held.length - self.record.prompt_len :] if logprobs else (),
             pack_figures(self.figures, self.cached_tokens),
         )
 
     def _hold(self, held: Position, record: SessionRecord) -> None:
         self._held = held
-        self._written = record if record.state is SessionState.RUNNING else None
+        if self._written is not record:
+            self._written = record if record.state is SessionState.RUNNING else None
+            self._head = None
         self._known_epoch = max(self._known_epoch, held.epoch)
         self._created = True
         self._asked = False

@@ -174,11 +174,13 @@ def figures_to_hash(figures: SpeculationFigures, cached_tokens: int) -> Fields:
 
 def pack_figures(figures: SpeculationFigures, cached_tokens: int) -> str:
     """What a session has counted, as the field `figures`."""
-    per_position = "".join([f" {count}" for count in figures.accepted_per_position])
-    return (
+    counts = (
         f"{cached_tokens} {figures.rounds} {figures.drafts} {figures.draft_tokens} "
-        f"{figures.accepted_tokens}{per_position}"
+        f"{figures.accepted_tokens}"
     )
+    if not figures.accepted_per_position:
+        return counts
+    return " ".join([counts, *map(str, figures.accepted_per_position)])
 
 
 def stored_from_hash(

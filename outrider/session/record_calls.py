@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from outrider.errors import FencedError, OutriderError, SessionExistsError, UnknownSessionError
 from outrider.messages import FinishReason, TokenLogprobs
 from outrider.session import record_scripts as scripts
-from outrider.session.names import SessionKeys, session_keys
+from outrider.session.names import session_keys
 from outrider.session.packing import TOKEN_BYTES, pack_logprobs, pack_tokens
 from outrider.session.record import Fields, SessionRecord, SessionState, record_to_hash
-from outrider.session.redis import Script, ScriptCall, Value
+from outrider.session.redis import Script, ScriptCall, ScriptHead, Value
 
 
 class Position(NamedTuple):
@@ -22,6 +22,12 @@ class Position(NamedTuple):
     state: SessionState
     finish_reason: FinishReason | None = None
     draft_worker_id: str = ""
+
+    def grown_to(self, length: int) -> "Position":
+        """The same with a longer log."""
+        return Position(
+            self.owner, self.epoch, length, self.state, self.finish_reason, self.draft_worker_id
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,26 +114,9 @@ class RecordCalls:
             *_words(update.fields),
         )
 
-    def append(
-        self,
-        keys: SessionKeys,
-        held: Position,
-        token_ids: Sequence[int],
-        logprobs: Sequence[TokenLogprobs],
-        figures: str,
-    ) -> ScriptCall:
-        """Add tokens to the log of a session that is held, and change nothing else but figures.
-
-        `keys` are those of the session; `figures` comes of `pack_figures`.
-        """
-        record, tokens, beside, _ = keys
-        base = held.length * TOKEN_BYTES
-        args = (held.owner, held.epoch, base, pack_tokens(token_ids), figures)
-        if logprobs:
-            return ScriptCall(
-                scripts.APPEND, (record, tokens, beside), (*args, pack_logprobs(logprobs))
-            )
-        return ScriptCall(scripts.APPEND, (record, tokens), args)
+    def appends(self, session_id: str, *, owner: str, epoch: int) -> ScriptHead:
+        """What all appends have in common while the session is held so; see `append`."""
+        return ScriptHead(scripts.APPEND, session_keys(session_id)[:3], (owner, epoch), more=4)
 
     def position(self, session_id: str) -> ScriptCall:
         """Ask how far a session has come."""
@@ -146,6 +135,25 @@ class RecordCalls:
     def pause_orphan(self, session_id: str) -> ScriptCall:
         """Pause a session that is running without a lease."""
         return _call(scripts.PAUSE_ORPHAN, session_id, self.lifetimes.of(SessionState.PAUSED))
+
+
+def append(
+    head: ScriptHead,
+    base_len: int,
+    token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs],
+    figures: str,
+) -> ScriptCall:
+    """Add tokens to the log of a session that is held, and change nothing else but figures.
+
+    `figures` comes of `pack_figures`.
+    """
+    return head.call(
+        b"%d" % (base_len * TOKEN_BYTES),
+        pack_tokens(token_ids),
+        figures.encode(),
+        pack_logprobs(logprobs) if logprobs else b"",
+    )
 
 
 def check_created(session_id: str, reply: Any) -> None:

@@ -1,7 +1,7 @@
 """The scripts that write session records: each one step of Redis, on the keys of one session.
 
 The keys are those of `outrider.session.names.session_keys`, in that order: the record, the token
-log, the log-probabilities beside it, and the lease; `APPEND` has the first two or three of them. A
+log, the log-probabilities beside it, and the lease, which `APPEND` does without. A
 write to a session that exists names the owner and the epoch under which its writer holds it, and
 an append the length that it continues; what does not fit is refused with what was found instead.
 The replies are lists, a verdict and what was found; the two writes that tokens come with reply 1
@@ -48,9 +48,8 @@ end
 """
 
 # ARGV: owner and epoch held, bytes of the log before, tokens, figures, logprobs. The one that is
-# run for every token, so it has no key and makes no call that it can do without; the third key
-# and the last argument are there with logprobs only. A paused session runs on by this: as long as
-# owner and epoch are the writer's, nobody else has had it.
+# run for every token, so it makes no call that it can do without. A paused session runs on by
+# this: as long as owner and epoch are the writer's, nobody else has had it.
 APPEND = Script(
     _HELD
     + """
@@ -65,7 +64,7 @@ if length ~= tonumber(ARGV[3]) then
   return {'base_len', tostring(length / 4)}
 end
 call('APPEND', KEYS[2], ARGV[4])
-if KEYS[3] then
+if ARGV[6] ~= '' then
   call('APPEND', KEYS[3], ARGV[6])
 end
 call('HSET', KEYS[1], 'figures', ARGV[5])

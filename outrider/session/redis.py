@@ -52,11 +52,32 @@ class Script:
 
 
 class ScriptCall(NamedTuple):
-    """A script with its keys and arguments."""
+    """A script with its keys and arguments; `packed` is the whole command if it is at hand."""
 
     script: Script
     keys: Sequence[str]
     args: Sequence[Value] = ()
+    packed: bytes = b""
+
+
+class ScriptHead:
+    """A script with keys and first arguments that many calls have in common, packed once.
+
+    `more` arguments follow in each call.
+    """
+
+    def __init__(
+        self, script: Script, keys: Sequence[str], args: Sequence[Value], *, more: int
+    ) -> None:
+        self._script, self._keys, self._args = script, keys, args
+        words = ("EVALSHA", script.sha, len(keys), *keys, *args)
+        _, _, rest = _packed(words).partition(b"\r\n")
+        self._packed = b"*%d\r\n%b" % (len(words) + more, rest)
+
+    def call(self, *more: bytes) -> ScriptCall:
+        """The call with the other arguments."""
+        packed = [self._packed, *[b"$%d\r\n%b\r\n" % (len(word), word) for word in more]]
+        return ScriptCall(self._script, self._keys, (*self._args, *more), b"".join(packed))
 
 
 class _Connections:
@@ -264,11 +285,16 @@ async def _run_all(held: _Connections, calls: Sequence[ScriptCall]) -> list[Any]
 async def _scripts(held: _Connections, calls: Sequence[ScriptCall]) -> list[Any]:
     if not calls:
         return []
-    pack: Callable[..., bytes] = pack_command  # its types know of one word only
     packed = [
-        pack(("EVALSHA", script.sha, len(keys), *keys, *args)) for script, keys, args in calls
+        packed or _packed(("EVALSHA", script.sha, len(keys), *keys, *args))
+        for script, keys, args, packed in calls
     ]
     return await held.exchange(b"".join(packed), len(packed))
+
+
+def _packed(words: Sequence[Value]) -> bytes:
+    pack: Callable[..., bytes] = pack_command  # its types know of one word only
+    return pack(tuple(words))
 
 
 def _told(error: Exception) -> RecordsUnavailableError:

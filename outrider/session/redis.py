@@ -4,7 +4,8 @@ Every command has a time limit and none is sent twice: a command that failed may
 have been carried out, or may be only later, and only its caller knows whether it can be said
 again. A command whose caller is cancelled, or is told that Redis does not answer, still runs
 to its end by itself, so that its reply never waits on a connection for the next caller. When
-every connection is in use, commands wait in turn.
+every connection is in use, commands wait in turn. Batches of scripts take turns on a connection of
+their own, which goes with a batch that is cancelled.
 
 After an error that says that the server is gone, or is not the primary any more, no connection
 from before it is used again: the next command connects anew, which asks the name for its address

@@ -84,8 +84,24 @@ WAYS: Mapping[str, Callable[[Stream], Awaitable[None]]] = MappingProxyType(
 
 
 async def begin(address: str, request: pb.GenerateRequest) -> Stream:
-    """Start a completion and read it up to its first token."""
-    channel = rpc.open_channel(address)
+    """Start a completion and read it up to its first token; again where that was refused.
+
+    Raises:
+        UnavailableError: it was refused for `PATIENCE_S`.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        channel = rpc.open_channel(address)
+        try:
+            return await _first_token(channel, request)
+        except grpc.aio.AioRpcError as error:
+            await channel.close(None)
+            if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
+                raise UnavailableError(f"a stream did not begin: {error.details()}") from error
+            await asyncio.sleep(0.1)
+
+
+async def _first_token(channel: grpc.aio.Channel, request: pb.GenerateRequest) -> Stream:
     stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub
     stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
     call = stub.Generate(request)

@@ -8,11 +8,12 @@ proposal would be stale. Nothing here raises: whatever goes wrong with a session
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opentelemetry.trace import Span
 
 from draft_worker.figures import Figures
+from draft_worker.malformed import FeatureShape, fault_of
 from outrider import logs, telemetry
 from outrider.drafting.base import Drafter, DraftLaw, DraftRequest
 from outrider.errors import (
@@ -60,14 +61,22 @@ class _Want:
 
 
 class Scheduler:
-    """The sessions of all streams, over one drafter.
+    """The sessions of all streams, over one drafter, which reads features of `feature_shape`.
 
     `apply` takes a command in, `answer` lets the drafter work once for everything wanted.
     Both return events with the stream that each is for.
     """
 
-    def __init__(self, drafter: Drafter, figures: Figures, *, max_sessions: int) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        figures: Figures,
+        *,
+        max_sessions: int,
+        feature_shape: FeatureShape | None = None,
+    ) -> None:
         self._drafter = drafter
+        self._feature_shape = feature_shape
         self._figures = figures
         self._max_sessions = max_sessions
         self._sessions: dict[Key, _Session] = {}
@@ -99,7 +108,7 @@ class Scheduler:
                 case OpenDraft():
                     self._open(key, command)
                 case CommitDraft():
-                    self._commit(key, command)
+                    self._commit(key, self._without_malformed(command))
                 case CloseDraft():
                     self._check_epoch(key, command.epoch)
                     self._end(key)
@@ -174,6 +183,15 @@ class Scheduler:
             self._wants[key] = want
         else:
             self._wants.pop(key, None)
+
+    def _without_malformed(self, command: CommitDraft) -> CommitDraft:
+        """The commit, without its features if something is wrong with them."""
+        fault = fault_of(command, self._feature_shape)
+        if not fault:
+            return command
+        self._figures.malformed_features += 1
+        self._log.debug("malformed features", session_id=command.session_id, fault=fault)
+        return replace(command, features=())
 
     def _check_epoch(self, key: Key, epoch: int) -> None:
         session = self._sessions.get(key)

@@ -353,13 +353,14 @@ class CommitDraft(SessionMessage):
     """The target committed `token_ids` after `base_len`; propose `draft_len` tokens after them.
 
     Of a tree `draft_len` is the depth.
-    `features` maps a layer to hidden states of shape [len(token_ids), hidden].
+    `features` maps a layer to hidden states of shape [len(token_ids), hidden]; None where they
+    came and could not be read.
     """
 
     base_len: int
     token_ids: tuple[int, ...]
     draft_len: int
-    features: tuple[tuple[int, Tensor], ...] = ()
+    features: tuple[tuple[int, Tensor], ...] | None = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,11 +103,16 @@ class Endings:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """Whether to speculate, the draft length k (0: up to the worker) and the rule."""
+    """Whether to speculate, the draft length k and the rule.
+
+    `draft_len` 0 leaves k to the worker's setting; with `auto_draft_len` it is chosen each
+    round, whatever that says.
+    """
 
     enabled: bool = True
     draft_len: int = 0
     rule: AcceptanceRule = AcceptanceRule.COUPLED
+    auto_draft_len: bool = False
 
 
 @dataclass(slots=True)
@@ -326,7 +331,8 @@ class OpenDraft(SessionMessage):
     Under the rejection rule the drafter samples from its own distribution q and reports it:
     its best `q_top` tokens (0: all of them). `prompt_len` and `stop_ids` serve the penalties
     and `min_tokens` of `sampling`. A draft may be a tree of up to `max_nodes` tokens; 0 asks
-    for chains.
+    for chains. Sessions with the same `corpus`, of one model and tenant, may be drafted from
+    each other's outputs; an empty one has no others.
     """
 
     token_ids: tuple[int, ...]
@@ -338,6 +344,7 @@ class OpenDraft(SessionMessage):
     max_nodes: int = 0
     draft_len: int = 0
     traceparent: str = ""
+    corpus: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,11 +374,16 @@ DraftCommand: TypeAlias = OpenDraft | CommitDraft | CloseDraft
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal(SessionMessage):
-    """A draft that continues `base_len` committed tokens; it may be shorter than asked."""
+    """A draft that continues `base_len` committed tokens; it may be shorter than asked.
+
+    `draft_us` is what it cost: the time that the drafter worked for it, in all passes that it
+    took, each as long as it was for everyone in it. `timings` speaks of the last pass.
+    """
 
     base_len: int
     draft: Draft
     timings: Timings = Timings()
+    draft_us: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

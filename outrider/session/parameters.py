@@ -52,6 +52,7 @@ def speculation_to_dict(speculation: SpeculationOptions) -> dict[str, Any]:
     return {
         "speculation": speculation.enabled,
         "draft_len": speculation.draft_len,
+        "auto_draft_len": speculation.auto_draft_len,
         "rule": speculation.rule.value,
     }
 
@@ -59,7 +60,8 @@ def speculation_to_dict(speculation: SpeculationOptions) -> dict[str, Any]:
 def speculation_from_dict(asked: dict[str, Any]) -> SpeculationOptions:
     """The inverse of `speculation_to_dict`."""
     rule = AcceptanceRule(asked.get("rule", AcceptanceRule.COUPLED.value))
-    return SpeculationOptions(asked["speculation"], asked["draft_len"], rule)
+    auto = asked.get("auto_draft_len", False)
+    return SpeculationOptions(asked["speculation"], asked["draft_len"], rule, auto)
 
 
 def logprobs_to_dict(logprobs: LogprobOptions | None) -> dict[str, Any]:

@@ -101,13 +101,16 @@ def speculation_to_pb(value: m.SpeculationOptions) -> types_pb2.SpeculationOptio
     """To the wire."""
     mode = types_pb2.SPECULATION_MODE_ON if value.enabled else types_pb2.SPECULATION_MODE_OFF
     rule = RULES[value.rule]
-    return types_pb2.SpeculationOptions(mode=mode, draft_len=value.draft_len, rule=rule)
+    return types_pb2.SpeculationOptions(
+        mode=mode, draft_len=value.draft_len, rule=rule, auto_draft_len=value.auto_draft_len
+    )
 
 
 def speculation_from_pb(pb: types_pb2.SpeculationOptions) -> m.SpeculationOptions:
     """From the wire; an unspecified mode is on."""
     enabled = pb.mode != types_pb2.SPECULATION_MODE_OFF
-    return m.SpeculationOptions(enabled, pb.draft_len, rule_from_pb(pb.rule))
+    rule = rule_from_pb(pb.rule)
+    return m.SpeculationOptions(enabled, pb.draft_len, rule, pb.auto_draft_len)
 
 
 def logprob_options_to_pb(value: m.LogprobOptions | None) -> types_pb2.LogprobOptions | None:

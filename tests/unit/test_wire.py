@@ -19,7 +19,7 @@ IDS = st.lists(U32, max_size=8).map(tuple)
 TEXT = st.text(max_size=12)
 NAMED = {"session_id": TEXT, "epoch": U64}
 SAMPLING = st.builds(m.SamplingParams, st.floats(0, 100), U32, st.floats(0, 1), U64)
-SPECULATION = st.builds(m.SpeculationOptions, st.booleans(), U32)
+SPECULATION = st.builds(m.SpeculationOptions, st.booleans(), U32, auto_draft_len=st.booleans())
 WORKER = st.none() | st.builds(m.DraftWorkerRef, st.text(min_size=1, max_size=9), TEXT)
 TIMINGS = st.builds(m.Timings, U64, U64, U32)
 KINDS = [kind for kind in error_types().values() if kind.__module__ == "outrider.errors"]
@@ -114,6 +114,7 @@ CODECS |= {
             draft_len=U32,
             max_nodes=U32,
             traceparent=TEXT,
+            corpus=TEXT,
         ),
         m.CommitDraft: st.builds(
             m.CommitDraft, **NAMED, base_len=U64, token_ids=IDS, draft_len=U32, features=FEATURES
@@ -124,7 +125,9 @@ CODECS |= {
 CODECS |= {
     kind: (wire.draft_event_to_pb, wire.draft_event_from_pb, values)
     for kind, values in {
-        m.Proposal: st.builds(m.Proposal, **NAMED, base_len=U64, draft=drafts(), timings=TIMINGS),
+        m.Proposal: st.builds(
+            m.Proposal, **NAMED, base_len=U64, draft=drafts(), timings=TIMINGS, draft_us=U64
+        ),
         m.DraftFailed: st.builds(m.DraftFailed, **NAMED, error=ERRORS),
     }.items()
 }

@@ -51,7 +51,9 @@ RECORD = SessionRecord(
     max_tokens=16,
     stop=("\n\n", "ende…"),
     stop_ids=(7, 8),
-    speculation=SpeculationOptions(enabled=False, draft_len=3, rule=AcceptanceRule.REJECTION),
+    speculation=SpeculationOptions(
+        enabled=False, draft_len=3, rule=AcceptanceRule.REJECTION, auto_draft_len=True
+    ),
     ignore_eos=True,
     include_stop=True,
     logprobs=LogprobOptions(3, processed=True),

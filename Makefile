@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 #   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_ARGS ?=
 
-.PHONY: help install demo test check format protos clean
+.PHONY: help install demo test soak check format protos clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -25,6 +25,9 @@ demo: install ## Speculation off and on with the embedded model, on this machine
 
 test: install ## Run every test
 	$(BIN)/python -m pytest
+
+soak: install ## Kill, stop and cut off everything at random under load, for some minutes
+	$(BIN)/python -m bench soak --generations 200 --new-tokens 128 --pace-s 0.04 --least-outages 100 --bar
 
 check: install ## Run every linter and type check
 	$(BIN)/ruff format --check .

@@ -12,6 +12,9 @@ from outrider.errors import OutriderError
 NAMES = {
     "parity": "Same tokens as transformers, and whatever drafts, batches or dies.",
     "fleet": "16 sessions over two of each worker while draft workers come and go.",
+    "soak": "Everything killed, stopped, cut off and slowed at random under load.",
+    "failover": "From the kill of a process to the next token of its sessions.",
+    "log-cost": "Tokens per second with the token log over without.",
     "law": "Chi-square of 50,000 outcomes through real services, for each rule.",
     "invariance": "Same seeded tokens, whatever drafts, however far, in any batch.",
     "acceptance": "Acceptance rates of both rules, and what their drafts weigh on the wire.",

@@ -27,8 +27,9 @@ from outrider.pb.v1 import draft_pb2, draft_pb2_grpc
 from outrider.sampling.coupled import processed_scores, target_tokens
 from outrider.sampling.rows import Row
 from outrider.service import new_incarnation
+from outrider.session.announcing import Announcer
 from outrider.session.redis import connect
-from outrider.session.registry import Pool, Registry, WorkerRecord, keep_announced
+from outrider.session.registry import Pool, Registry, WorkerRecord
 
 KINDS = ("random", "adversarial", "malformed")
 LATE_S = 0.05
@@ -222,7 +223,7 @@ async def serve(kind: str, model: str, redis_url: str, worker_id: str) -> None:
         context_len=0,
     )
     async with connect(redis_url) as redis:
-        await keep_announced(Registry(redis), lambda: record, asyncio.Event())
+        await Announcer(Registry(redis), lambda: record).run(asyncio.Event())
 
 
 if __name__ == "__main__":

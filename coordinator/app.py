@@ -2,15 +2,19 @@
 
 import asyncio
 
+from coordinator.admission import Admission, AdmissionLimits
 from coordinator.config import Settings
+from coordinator.draining import DrainOrders, move_sessions
 from coordinator.figures import Figures
-from coordinator.journal import RecordKeeper
+from coordinator.limits import CLIENT_MESSAGE_BYTES
+from coordinator.log_writer import LogWriter
 from coordinator.model import ServedModel, load_served_model
+from coordinator.orphans import OrphanSweep
 from coordinator.placement import Trust
 from coordinator.pool import WorkerPool
 from coordinator.prefixes import PrefixLookup
 from coordinator.servicer import CoordinatorServicer
-from coordinator.session import Services
+from coordinator.services import Services
 from coordinator.sessions import Sessions
 from coordinator.speculation import CurrentPolicy
 from outrider import logs, rpc
@@ -18,7 +22,7 @@ from outrider.errors import RecordsUnavailableError
 from outrider.pb.v1 import coordinator_pb2, coordinator_pb2_grpc
 from outrider.session.policy import PolicyStore
 from outrider.session.prefixes import PrefixDirectory
-from outrider.session.records import SessionRecords
+from outrider.session.records import Lifetimes, SessionRecords
 from outrider.session.redis import Redis, connect
 from outrider.session.registry import Registry
 
@@ -33,22 +37,50 @@ class Coordinator:
 
     def __init__(self, settings: Settings, model: ServedModel, redis: Redis) -> None:
         self._settings = settings
+        registry = Registry(redis)
         self._pool = WorkerPool(
-            Registry(redis),
+            registry,
             model=model.name,
             model_fingerprint=model.fingerprint,
             tokenizer_fingerprint=model.tokenizer.fingerprint,
             trust=Trust(frozenset(settings.trust_draft_worker)),
             prefixes=PrefixLookup(PrefixDirectory(redis)),
+            silence_s=settings.verify_silence_s,
         )
         self._policy = CurrentPolicy(PolicyStore(redis))
-        self._services = Services(
-            self._pool, RecordKeeper(), Figures(), settings.place_wait_s, settings.replace_wait_s
+        lifetimes = Lifetimes(
+            paused_s=settings.paused_ttl_s,
+            finished_s=settings.finished_ttl_s,
+            lease_s=settings.lease_s,
         )
-        records = SessionRecords(redis, finished_ttl_s=settings.finished_ttl_s)
+        self._services = Services(
+            self._pool,
+            LogWriter(redis, lease_s=settings.lease_s),
+            Figures(),
+            settings.place_wait_s,
+            settings.replace_wait_s,
+        )
+        records = SessionRecords(redis, lifetimes)
+        self._orphans = OrphanSweep(redis, records.calls)
         self._sessions = Sessions(self._services, records, model, settings.worker_id)
-        self._servicer = CoordinatorServicer(self._sessions, self._services, self._policy, model)
-        self._server = rpc.Server()
+        self._admission = Admission(
+            AdmissionLimits(
+                settings.max_sessions,
+                settings.max_queued,
+                settings.queue_wait_s,
+                settings.tenant_sessions,
+            ),
+            lambda: self._pool.room,
+        )
+        self._servicer = CoordinatorServicer(
+            self._sessions,
+            self._services,
+            self._policy,
+            model,
+            self._admission,
+            DrainOrders(registry, self._pool),
+        )
+        self._server = rpc.Server(receive_bytes=CLIENT_MESSAGE_BYTES)
         self._serving = False
         self._watcher: asyncio.Task[None] | None = None
         self._log = logs.get(__name__)
@@ -64,6 +96,7 @@ class Coordinator:
         )
         name = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
         port = await self._server.start(name, self._settings.host, self._settings.port)
+        self._services.writer.start()
         self._watcher = asyncio.create_task(self._watch())
         self._log.info("listening", host=self._settings.host, port=port)
         return port
@@ -80,8 +113,7 @@ class Coordinator:
         # Then the calls that are left, the links, and the last records.
         await self._server.stop(GRACE_S)
         await self._pool.close()
-        if self._services.keeper.reachable:
-            await self._services.keeper.catch_up()
+        await self._services.writer.close()
 
     async def _watch(self) -> None:
         while True:
@@ -92,15 +124,18 @@ class Coordinator:
             await asyncio.sleep(REFRESH_S)
 
     async def _look(self) -> None:
-        keeper = self._services.keeper
+        writer = self._services.writer
         await self._pool.refresh()
         if self._pool.reachable:
             await self._refresh_policy()
-            await keeper.catch_up()
+            await writer.catch_up()
+            await self._orphans.look()
         else:
-            keeper.reachable = False
+            writer.unreachable("the registry can't be read")
         self._sessions.check_drafters()
-        await self._set_serving(keeper.reachable and not self._sessions.draining)
+        self._admission.look()
+        move_sessions(self._sessions.running.values(), self._pool)
+        await self._set_serving(writer.reachable and not self._sessions.draining)
 
     async def _refresh_policy(self) -> None:
         try:

@@ -9,16 +9,26 @@ from dataclasses import dataclass
 
 from coordinator.detokenizer import Detokenizer
 from coordinator.stop_strings import StopStrings
-from outrider.messages import FinishReason, SpeculationFigures, TokenLogprobs, TokenOrigin
+from outrider.errors import InternalError
+from outrider.messages import (
+    FinishReason,
+    Progress,
+    SpeculationFigures,
+    TokenLogprobs,
+    TokenOrigin,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One committed token and the text that it made certain; `logprobs` if they are wanted."""
+    """One committed token and the text that it made certain; `logprobs` if they are wanted.
+
+    `origin` is None for a token that comes from the log, which does not tell.
+    """
 
     token_id: int
     text: str
-    origin: TokenOrigin
+    origin: TokenOrigin | None
     logprobs: TokenLogprobs | None = None
 
 
@@ -91,6 +101,19 @@ class CommitStep:
             self.figures.add_round(verified, accepted)
         return pieces
 
+    def replay(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()
+    ) -> list[Piece]:
+        """Keep tokens that were kept before, as they are in the log; `figures` stay as they are.
+
+        Where they end the session, or their text is cut, is found again.
+        """
+        of_token: Sequence[TokenLogprobs | None] = logprobs or [None] * len(token_ids)
+        return [
+            Piece(token_id, self._keep(token_id), None, logprob)
+            for token_id, logprob in zip(token_ids, of_token, strict=True)
+        ]
+
     def end(self, reason: FinishReason) -> None:
         """End for a reason that no token tells; the first reason stays."""
         self.finish_reason = self.finish_reason or reason
@@ -113,3 +136,19 @@ class CommitStep:
         elif len(self.token_ids) >= self.limits.max_new_tokens:
             self.finish_reason = FinishReason.LENGTH
         return text
+
+
+def logprobs_of(event: Progress, worker_id: str, *, wanted: bool) -> tuple[TokenLogprobs, ...]:
+    """Those of the tokens that a round of a worker committed, if they are wanted; else none.
+
+    Raises:
+        InternalError: some are missing.
+    """
+    if not wanted:
+        return ()
+    if len(event.logprobs) != len(event.token_ids):
+        raise InternalError(
+            f"verify worker {worker_id} sent tokens of session {event.session_id} without the "
+            "logprobs that were asked for; is it of an older version?"
+        )
+    return event.logprobs

@@ -34,11 +34,36 @@ class Settings:
         help="Seconds that a session whose verify worker went away waits for another one.",
         at_least=0,
     )
+    verify_silence_s: float = setting(
+        5.0,
+        help="Seconds that a verify worker may say nothing, or its engine hang, before its "
+        "sessions are placed elsewhere.",
+        at_least=1,
+    )
+    max_sessions: int = setting(
+        0, help="Sessions at once; 0 is as many as the verify workers take.", at_least=0
+    )
+    max_queued: int = setting(
+        256, help="Requests that may wait for room; more are told to come back later.", at_least=0
+    )
+    queue_wait_s: float = setting(30.0, help="Seconds that a request waits for room.", at_least=0)
+    tenant_sessions: int = setting(
+        0, help="Sessions at once of one tenant; 0 is no limit.", at_least=0
+    )
     drain_timeout_s: float = setting(
         30.0, help="Seconds that running sessions get to finish after SIGTERM.", at_least=0
     )
     finished_ttl_s: float = setting(
         3600.0, help="Seconds that the records of finished sessions are kept.", at_least=1
+    )
+    paused_ttl_s: float = setting(
+        3600.0, help="Seconds that a session which nobody follows can be resumed.", at_least=1
+    )
+    lease_s: float = setting(
+        6.0,
+        help="Seconds without a sign of its coordinator after which a running session counts as "
+        "left behind.",
+        at_least=2,
     )
     log_level: str = setting("info", help="Least severe log lines to write.", choices=LEVELS)
     otlp_endpoint: str | None = setting(

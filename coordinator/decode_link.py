@@ -1,7 +1,6 @@
 """One Decode stream to one verify worker, for all the sessions that are on it."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -9,6 +8,7 @@ from typing import TypeAlias
 import grpc
 
 from outrider import logs, rpc, wire
+from outrider.clock import AwakeClock
 from outrider.errors import InvalidRequestError
 from outrider.messages import DecodeCommand, DecodeEvent
 from outrider.pb.v1 import verify_pb2, verify_pb2_grpc
@@ -16,6 +16,8 @@ from outrider.session.registry import WorkerRecord
 
 # A frame holds all commands that wait, up to this size; far below the message limit.
 FRAME_BYTES = 8 * 1024 * 1024
+# How often silence is looked at, as a share of what is too long.
+LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +37,22 @@ Sink: TypeAlias = Callable[[DecodeEvent | LinkLost], None]
 class DecodeLink:
     """The stream to one incarnation of a verify worker.
 
-    `send` and `attach` never wait. When the stream ends, every attached session is told
-    once, and the link is of no further use.
+    `send` and `attach` never wait. When the stream ends, or the worker or its engine is silent
+    for `silence_s`, every attached session is told once, and the link is of no further use.
+
+    `connected` once the worker was heard and its engine works; `draining` as it last said.
+    `on_change` is called when either changes.
     """
 
-    def __init__(self, worker: WorkerRecord, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, worker: WorkerRecord, on_change: Callable[[], None], silence_s: float = 5.0
+    ) -> None:
         self.worker = worker
         self.connected = False
-        self.last_event_at = time.monotonic()
+        self.draining = False
+        self._silence_s = silence_s
+        self._clock = AwakeClock(silence_s / LOOKS)
+        self._heard_at = self._clock.seconds
         self._on_change = on_change
         self._log = logs.get(__name__).bind(worker_id=worker.worker_id, address=worker.address)
         self._sinks: dict[str, Sink] = {}
@@ -59,6 +69,11 @@ class DecodeLink:
     def closed(self) -> bool:
         """Whether the stream has ended, or never came about."""
         return self._task.done()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the worker was heard, as far as this process was there to hear."""
+        return self._clock.tick() - self._heard_at
 
     def attach(self, session_id: str, sink: Sink) -> None:
         """Give the session's events to `sink`."""
@@ -85,17 +100,7 @@ class DecodeLink:
                 stub = verify_pb2_grpc.VerifyServiceStub(channel)
                 call = stub.Decode()  # type: ignore[call-arg]  # the hints want an iterator
                 await call.wait_for_connection()
-                self.connected = True
-                self._log.info("verify worker connected")
-                self._on_change()
-                # grpc would leave an iterator of frames running when the call breaks.
-                writer = asyncio.create_task(self._write(call))
-                try:
-                    await self._read(call)
-                finally:
-                    writer.cancel()
-                    await asyncio.gather(writer, return_exceptions=True)
-                why = "the verify worker ended the stream"
+                why = await self._follow(call)
         except grpc.RpcError as error:
             why = rpc.error_of(error, self.worker.address).message
         except Exception:
@@ -103,6 +108,19 @@ class DecodeLink:
             self._log.exception("the link to a verify worker failed")
         finally:
             self._tell_lost(why)
+
+    async def _follow(self, call: DecodeCall) -> str:
+        """Carry commands and events until the stream is over, or of no use; says why."""
+        # grpc would leave an iterator of frames running when the call breaks.
+        writer = asyncio.create_task(self._write(call))
+        ends = [asyncio.create_task(self._read(call)), asyncio.create_task(self._watch())]
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for task in (writer, *ends):
+                task.cancel()
+            await asyncio.gather(writer, *ends, return_exceptions=True)
 
     def _tell_lost(self, why: str) -> None:
         if self.connected and why:
@@ -123,11 +141,30 @@ class DecodeLink:
             self._log.error("malformed event", session_id=pb.session_id, error=error.message)
             sink(LinkLost(self, f"it sent a malformed event: {error.message}"))
 
-    async def _read(self, call: DecodeCall) -> None:
+    async def _read(self, call: DecodeCall) -> str:
+        """Deliver events until the stream ends, or the engine of the worker hangs."""
         while isinstance(frame := await call.read(), verify_pb2.DecodeResponse):
-            self.last_event_at = time.monotonic()
+            self._heard_at = self._clock.tick()
             for event in frame.events:
                 self._deliver(event)
+            heartbeat = wire.heartbeat_from_pb(frame.heartbeat)
+            hangs = heartbeat.silent_ms >= self._silence_s * 1000
+            if hangs and self.connected:
+                return f"its engine hangs: it is overdue by {heartbeat.silent_ms / 1000:.1f} s"
+            # One that hangs from the beginning is given nothing until it does not.
+            if (not hangs, heartbeat.draining) != (self.connected, self.draining):
+                self._log.info("verify worker heard", works=not hangs, draining=heartbeat.draining)
+                self.connected, self.draining = not hangs, heartbeat.draining
+                self._on_change()
+        return "the verify worker ended the stream"
+
+    async def _watch(self) -> str:
+        """Wait until the worker is silent for too long."""
+        self._heard_at = self._clock.tick()
+        while True:
+            await asyncio.sleep(self._clock.tick_s)
+            if self.silent_s >= self._silence_s:
+                return f"it has said nothing for {self.silent_s:.1f} s"
 
     async def _write(self, call: DecodeCall) -> None:
         while True:

@@ -23,6 +23,12 @@ class Figures:
         self._finished = counter(
             "outrider_sessions_finished", description="Sessions that ended, by reason."
         )
+        self._paused = counter(
+            "outrider_sessions_paused", description="Sessions that were left to be resumed."
+        )
+        self._resumed = counter(
+            "outrider_sessions_resumed", description="Sessions that were taken over for a client."
+        )
         self._tokens = counter(
             "outrider_completion_tokens", description="Tokens committed after prompts."
         )
@@ -40,7 +46,7 @@ class Figures:
             "outrider_delivered_spec_decode_num_accepted_tokens_per_pos",
             description="Draft tokens accepted, by their position in the draft.",
         )
-        plain = (self._started, self._tokens, self._drafts)
+        plain = (self._started, self._paused, self._resumed, self._tokens, self._drafts)
         for instrument in (*plain, self._draft_tokens, self._accepted_tokens):
             instrument.add(0)
         for reason in FinishReason:
@@ -50,6 +56,14 @@ class Figures:
     def started(self) -> None:
         """Count a session that was placed for the first time."""
         self._started.add(1)
+
+    def paused(self) -> None:
+        """Count a session that was left to be resumed."""
+        self._paused.add(1)
+
+    def resumed(self) -> None:
+        """Count a session that was taken over for a client."""
+        self._resumed.add(1)
 
     def committed(self, tokens: int, draft_tokens: int, accepted_tokens: int) -> None:
         """Count what was kept of one round."""

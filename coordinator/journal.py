@@ -1,57 +1,117 @@
-"""Keeps what Redis holds about the sessions here in step with memory.
+"""What Redis should hold about one session, and what has to be said to bring it there: no I/O.
 
-A journal is one session: memory says what should be in Redis, and `write` brings Redis from
-what it holds to that, in order: epoch, tokens, finish. While Redis does not answer, sessions
-go on from memory; the keeper writes the journals that are behind once it is back. After a
-failed write nobody knows whether it was carried out, so the next one asks first. When Redis
-came back empty, the session is written again, whole.
+Memory says what should be there; a journal says what to write next (`due`) and takes the reply
+(`answered`). Everything that is new goes in one write: placement, tokens, end. After a write whose
+answer was lost nobody knows whether it was carried out, so the next call asks. When Redis came
+back empty, the session is written again, whole.
 """
 
-import asyncio
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider import logs
-from outrider.errors import (
-    FencedError,
-    RecordsUnavailableError,
-    SessionExistsError,
-    UnknownSessionError,
-)
-from outrider.messages import FinishReason
+from outrider.errors import FencedError, OutriderError, SessionExistsError
+from outrider.messages import FinishReason, SpeculationFigures, TokenLogprobs
 from outrider.session.identity import ModelIdentity
-from outrider.session.records import Position, SessionRecord, SessionRecords, SessionState
+from outrider.session.record import (
+    Failure,
+    Fields,
+    SessionRecord,
+    SessionState,
+    StoredSession,
+    ending_to_hash,
+    figures_to_hash,
+    placement_to_hash,
+)
+from outrider.session.record_calls import (
+    Position,
+    RecordCalls,
+    Update,
+    check_created,
+    read_position,
+    refusal,
+)
+from outrider.session.redis import ScriptCall
 
-ATTEMPTS = 3
-UNKNOWN = "?"  # no worker's id
+# Refusals in a row after each of which Redis was asked.
+MOST_REFUSALS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A call that is under way: what it leads to, and the update if it is one."""
+
+    becomes: Position | None
+    update: Update | None = None
 
 
 class Journal:
-    """The record and token log of one session that runs here."""
+    """The record and the logs of one session that runs here.
+
+    `token_ids` are prompt and completion, `logprobs` those of the completion if they are wanted,
+    else empty. `figures` and `cached_tokens` are noted with the tokens. `on_lost` is called once
+    when the session turns out to be another's, or (None) to have been cancelled elsewhere.
+    """
 
     def __init__(
-        self, records: SessionRecords, record: SessionRecord, prompt: Sequence[int]
+        self,
+        calls: RecordCalls,
+        record: SessionRecord,
+        token_ids: Sequence[int],
+        figures: SpeculationFigures | None = None,
     ) -> None:
         self.record = record
-        self.token_ids = list(prompt)
-        self._records = records
-        self._lock = asyncio.Lock()
+        self.token_ids = list(token_ids)
+        self.logprobs: list[TokenLogprobs] = []
+        self.figures = figures or SpeculationFigures()
+        self.cached_tokens = 0
+        # Why nothing more can be written: another coordinator has the session, or the id.
+        self.lost: OutriderError | None = None
+        # Somebody else has cancelled it; what was not in the log by then never will be.
+        self.cancelled_elsewhere = False
+        self.on_lost: Callable[[FencedError | None], None] | None = None
+        self._calls = calls
         self._created = False
         # What Redis holds; None when that is not known.
         self._held: Position | None = None
-        self._held_draft_worker_id = UNKNOWN
-        self._fenced: FencedError | None = None
+        # The highest epoch that Redis is known to have held for us.
+        self._known_epoch = -1
+        self._asked = False
+        self._over = False
+        self._sent: _Sent | None = None
+        self._refusals = 0
+
+    @classmethod
+    def taken_over(cls, calls: RecordCalls, stored: StoredSession) -> "Journal":
+        """That of a session as it was just read, and owned, or had finished."""
+        record = stored.record
+        journal = cls(calls, record, stored.token_ids, stored.figures)
+        journal.logprobs = list(stored.logprobs)
+        journal.cached_tokens = stored.cached_tokens
+        journal._created = True
+        journal._held = journal._wanted
+        journal._known_epoch = record.epoch
+        return journal
 
     @property
     def session_id(self) -> str:
         """The session's id."""
         return self.record.session_id
 
-    def extend(self, token_ids: Sequence[int]) -> None:
-        """Note committed tokens."""
+    @property
+    def runs(self) -> bool:
+        """Whether the session is here and running, so that its lease is renewed."""
+        return self._created and self.record.state is SessionState.RUNNING and self._may_write
+
+    @property
+    def behind(self) -> bool:
+        """Whether Redis holds something else than it should, and something can be done."""
+        return self._may_write and self._held != self._wanted
+
+    def extend(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> None:
+        """Note committed tokens; `logprobs` has one entry for each if they are wanted."""
         self.token_ids.extend(token_ids)
+        self.logprobs.extend(logprobs)
 
     def place(
         self,
@@ -74,188 +134,176 @@ class Journal:
         """Note another draft worker."""
         self.record = replace(self.record, draft_worker_id=draft_worker_id)
 
-    def finish(self, reason: FinishReason) -> None:
-        """Note the end; the first reason stays."""
+    def finish(self, reason: FinishReason, error: OutriderError | None = None) -> None:
+        """Note the end; the first one stays."""
         if self.record.state is SessionState.RUNNING:
-            self.record = replace(self.record, state=SessionState.FINISHED, finish_reason=reason)
+            failure = Failure(error.reason, error.message) if error else None
+            self.record = replace(
+                self.record, state=SessionState.FINISHED, finish_reason=reason, failure=failure
+            )
+
+    def pause(self) -> None:
+        """Note that nobody follows the session any more, unless it has ended."""
+        if self.record.state is SessionState.RUNNING:
+            self.record = replace(self.record, state=SessionState.PAUSED)
+
+    def give_up(self) -> None:
+        """Write nothing more: another journal of this coordinator has the session from now on."""
+        self._over = True
+
+    def due(self, *, renew: bool = False) -> ScriptCall | None:
+        """What is to be said to Redis next, to be followed by `answered` or `doubt`.
+
+        None when there is nothing, or the last answer is not there yet. `renew` also has the lease
+        renewed where nothing is behind.
+        """
+        if self._sent is not None or not (self.behind or (renew and self.runs)):
+            return None
+        if self._held is not None:
+            return self._update(self._held, renew=renew)
+        if not self._asked:
+            if self._created:
+                return self._ask()
+            if self.record.state is not SessionState.RUNNING:
+                self._over = True  # given up before anything was said
+                return None
+            self._asked = True
+            return self._create()
+        return self._create() if self._created else self._ask()
+
+    def answered(self, reply: Any) -> None:
+        """Take the reply to what was due."""
+        sent, self._sent = self._sent, None
+        assert sent is not None
+        if sent.becomes is None:
+            self._found(read_position(reply))
+        elif sent.update is None:
+            try:
+                check_created(self.session_id, reply)
+            except SessionExistsError as exists:
+                self._refused(exists)
+            else:
+                self._hold(sent.becomes)
+        else:
+            error = refusal(self.session_id, reply, sent.update)
+            if error is None:
+                self._hold(sent.becomes)
+            else:
+                self._refused(error)
+
+    def doubt(self) -> None:
+        """There is no reply: what was due may have been carried out, or may be yet."""
+        self._sent = None
+        self._held = None
+        self._asked = not self._created
 
     @property
-    def behind(self) -> bool:
-        """Whether Redis holds something else than it should."""
-        draft_worker_id = self.record.draft_worker_id
-        return self._held != self._wanted() or self._held_draft_worker_id != draft_worker_id
+    def _may_write(self) -> bool:
+        return self.lost is None and not self._over
 
-    async def create(self) -> None:
-        """Write the new session.
-
-        Raises:
-            SessionExistsError: the id is in use.
-            RecordsUnavailableError: Redis does not answer.
-        """
-        await _to_the_end(self._create())
-
-    async def write(self) -> None:
-        """Bring Redis up to date; does nothing when it is.
-
-        Raises:
-            FencedError: another coordinator has taken the session.
-            RecordsUnavailableError: Redis does not answer; write again later.
-        """
-        await _to_the_end(self._write())
-
-    async def _create(self) -> None:
-        """Write the session whole; for a finished one the end is left to do."""
-        running = replace(self.record, state=SessionState.RUNNING, finish_reason=None)
-        token_ids = tuple(self.token_ids)
-        await self._records.create(running, token_ids)
-        self._created = True
-        self._held = Position(running.owner, running.epoch, len(token_ids), running.state)
-        self._held_draft_worker_id = running.draft_worker_id
-
-    async def _write(self) -> None:
-        async with self._lock:
-            if self._fenced is not None:
-                raise self._fenced
-            try:
-                for _ in range(ATTEMPTS - 1):
-                    with suppress(FencedError, UnknownSessionError):
-                        return await self._catch_up()
-                    # What was sent before a failure may have been carried out only now.
-                    self._held = None
-                await self._catch_up()
-            except RecordsUnavailableError:
-                self._held = None
-                raise
-            except (FencedError, SessionExistsError, UnknownSessionError) as error:
-                self._fenced = FencedError(f"the record was lost: {error.message}")
-                raise self._fenced from error
-
-    async def _catch_up(self) -> None:
-        held = self._held or await self._ask()
-        if held is None:
-            if not self._created:
-                self._settle()  # the session never began; there is nothing to end
-                return
-            await self._create()  # Redis came back empty
-            held = self._held
-            assert held is not None
-        if held.state is SessionState.FINISHED:
-            self._settle()
-            return
-        record, token_ids = self.record, tuple(self.token_ids)
-        if held.epoch < record.epoch:
-            await self._records.raise_epoch(
-                self.session_id,
-                held=held.epoch,
-                epoch=record.epoch,
-                owner=record.owner,
-                target=record.target,
-                verify_worker_id=record.verify_worker_id,
-                draft_worker_id=record.draft_worker_id,
-            )
-        elif self._held_draft_worker_id != record.draft_worker_id:
-            await self._records.assign(
-                self.session_id, epoch=record.epoch, draft_worker_id=record.draft_worker_id
-            )
-        if held.length != len(token_ids):
-            await self._records.append(
-                self.session_id,
-                epoch=record.epoch,
-                base_len=held.length,
-                token_ids=token_ids[held.length :],
-            )
-        if record.finish_reason is not None:
-            await self._records.finish(
-                self.session_id, epoch=record.epoch, reason=record.finish_reason
-            )
-        self._held = Position(record.owner, record.epoch, len(token_ids), record.state)
-        self._held_draft_worker_id = record.draft_worker_id
-
-    def _settle(self) -> None:
-        self._held = self._wanted()
-        self._held_draft_worker_id = self.record.draft_worker_id
-
-    async def _ask(self) -> Position | None:
-        """What Redis holds, after it became doubtful."""
-        held = await self._records.position(self.session_id)
-        self._held_draft_worker_id = UNKNOWN
-        if held is None:
-            return None
-        ours = held.owner == self.record.owner and held.epoch <= self.record.epoch
-        if not ours or held.length > len(self.token_ids):
-            raise FencedError(
-                f"session {self.session_id} is at {held.length} tokens and epoch {held.epoch} "
-                f"of coordinator {held.owner}"
-            )
-        self._created = True
-        return held
-
+    @property
     def _wanted(self) -> Position:
         record = self.record
-        return Position(record.owner, record.epoch, len(self.token_ids), record.state)
+        return Position(
+            record.owner,
+            record.epoch,
+            len(self.token_ids),
+            record.state,
+            record.finish_reason,
+            record.draft_worker_id,
+        )
 
+    def _create(self) -> ScriptCall:
+        self._sent = _Sent(self._wanted)
+        counts = figures_to_hash(self.figures, self.cached_tokens)
+        return self._calls.create(self.record, self.token_ids, self.logprobs, counts)
 
-async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end even when the caller is cancelled, who then waits for it.
+    def _ask(self) -> ScriptCall:
+        self._sent = _Sent(None)
+        return self._calls.position(self.session_id)
 
-    Otherwise a write that is still on its way could overtake the one that follows.
-    """
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # the cancellation is what the caller is told
-        raise
+    def _update(self, held: Position, *, renew: bool) -> ScriptCall:
+        record = self.record
+        more = len(self.token_ids) - held.length
+        fields: Fields = {}
+        if (held.owner, held.epoch) != (record.owner, record.epoch):
+            fields |= {"owner": record.owner, "epoch": record.epoch, **placement_to_hash(record)}
+        elif held.draft_worker_id != record.draft_worker_id:
+            fields["draft_worker_id"] = record.draft_worker_id
+        if held.finish_reason != record.finish_reason:
+            fields |= ending_to_hash(record)
+        if more:
+            fields |= figures_to_hash(self.figures, self.cached_tokens)
+        update = Update(
+            owner=held.owner,
+            epoch=held.epoch,
+            state=record.state,
+            base_len=held.length,
+            token_ids=self.token_ids[held.length :],
+            logprobs=self.logprobs[held.length - record.prompt_len :],
+            fields=fields,
+            # Tokens alone leave the times as they are: the lease has its own round.
+            renew=renew or not more or held.state is not record.state,
+        )
+        self._sent = _Sent(self._wanted, update)
+        return self._calls.update(self.session_id, update)
 
+    def _hold(self, held: Position) -> None:
+        self._held = held
+        self._known_epoch = max(self._known_epoch, held.epoch)
+        self._created = True
+        self._asked = False
+        self._refusals = 0
 
-class RecordKeeper:
-    """Writes journals now if Redis answers, and later if not."""
-
-    def __init__(self) -> None:
-        self.reachable = True
-        self._behind: dict[str, Journal] = {}
-        self._log = logs.get(__name__)
-
-    def later(self, journal: Journal) -> None:
-        """Write the journal at the next `catch_up`."""
-        self._behind[journal.session_id] = journal
-
-    async def write(self, journal: Journal) -> None:
-        """Write the journal, or leave it for later while Redis does not answer.
-
-        Raises:
-            FencedError: another coordinator has taken the session.
-        """
-        self.later(journal)
-        if not self.reachable:
+    def _refused(self, error: OutriderError) -> None:
+        if isinstance(error, SessionExistsError) and not self._created:
+            self.lost = error  # the id was never ours
             return
-        try:
-            await journal.write()
-        except RecordsUnavailableError as error:
-            self.later(journal)
-            if self.reachable:
-                self._log.warning("going on without Redis", error=error.message)
-            self.reachable = False
-        except FencedError:
-            self._behind.pop(journal.session_id, None)
-            raise
-        else:
-            if not journal.behind:
-                self._behind.pop(journal.session_id, None)
+        self._refusals += 1
+        if self._refusals > MOST_REFUSALS:
+            self._lose(FencedError(f"the record was lost: {error.message}"))
+        # What was sent before a failure may have been carried out only now.
+        self._held = None
+        self._asked = False
 
-    async def catch_up(self) -> None:
-        """Write the journals that are behind, now that Redis answers."""
-        if not self.reachable:
-            self._log.info("Redis is back", sessions_behind=len(self._behind))
-        self.reachable = True
-        for journal in list(self._behind.values()):
-            try:
-                await self.write(journal)
-            except FencedError as error:
-                self._log.error(
-                    "can't keep a record", session_id=journal.session_id, error=error.message
-                )
-            if not self.reachable:
-                return
+    def _found(self, held: Position | None) -> None:
+        """Judge what Redis holds, after it became doubtful."""
+        self._asked = True
+        if held is None:
+            # Redis came back empty, or the session never began and there is nothing to end.
+            self._over = not self._created
+            return
+        record = self.record
+        ours = held.owner == record.owner and held.epoch <= record.epoch
+        # A Redis that was set back, as by a failover, has forgotten that we took the session.
+        set_back = held.epoch < self._known_epoch
+        if held.state is SessionState.FINISHED:
+            if ours:
+                self._over = True
+            elif held.finish_reason is FinishReason.CANCELLED:
+                self._over = self.cancelled_elsewhere = True
+                self._tell_lost(None)
+            else:
+                self._lose_to(held)
+        elif held.length > len(self.token_ids) or not (ours or set_back):
+            self._lose_to(held)
+        else:
+            # What is still on its way and is carried out later finds another length or epoch.
+            self._created = True
+            self._held = held
+
+    def _lose_to(self, held: Position) -> None:
+        self._lose(
+            FencedError(
+                f"session {self.session_id} was taken over: it is at {held.length} tokens and "
+                f"epoch {held.epoch} of coordinator {held.owner}"
+            )
+        )
+
+    def _lose(self, error: FencedError) -> None:
+        self.lost = error
+        self._tell_lost(error)
+
+    def _tell_lost(self, error: FencedError | None) -> None:
+        if self.on_lost is not None:
+            self.on_lost(error)

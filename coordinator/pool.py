@@ -60,6 +60,7 @@ class WorkerPool:
         trust: Trust | None = None,
         prefixes: PrefixLookup | None = None,
         grace_s: float = 3.0,
+        silence_s: float = 5.0,
     ) -> None:
         self.reachable = False
         self.links: dict[str, DecodeLink] = {}
@@ -75,6 +76,7 @@ class WorkerPool:
         self._trust = trust or Trust()
         self._prefixes = prefixes
         self._grace_s = grace_s
+        self._silence_s = silence_s
         self._seen: dict[tuple[Pool, str], _Seen] = {}
         self._changed = asyncio.Event()
         self._log = logs.get(__name__)
@@ -93,6 +95,12 @@ class WorkerPool:
         if seen is None or seen.record.draining:
             return False
         return seen.record.incarnation == draft_worker.incarnation
+
+    def is_draining(self, verify_worker_id: str) -> bool:
+        """Whether a verify worker has said, in whichever way, that its sessions had better move."""
+        seen = self._seen.get((Pool.VERIFY, verify_worker_id))
+        link = self.links.get(verify_worker_id)
+        return (seen is not None and seen.record.draining) or (link is not None and link.draining)
 
     def quarantine(self, draft_worker: WorkerRecord, why: str) -> None:
         """Give no session to a draft worker that sent rubbish, for a while that grows."""
@@ -238,6 +246,12 @@ class WorkerPool:
         return worker.model_fingerprint == self._model_fingerprint
 
     @property
+    def room(self) -> int:
+        """How many sessions the verify workers for new sessions take in all."""
+        fit = (w for w in self._ready if w.identity == self._target and not w.draining)
+        return sum(worker.capacity for worker in fit)
+
+    @property
     def _ready(self) -> list[WorkerRecord]:
         return [worker for worker in self.workers(Pool.VERIFY) if self._is_ready(worker)]
 
@@ -263,6 +277,7 @@ class WorkerPool:
         return (
             link is not None
             and link.connected
+            and not link.draining
             and link.worker.incarnation == worker.incarnation
             and self._serves_model(worker)
         )
@@ -282,7 +297,7 @@ class WorkerPool:
             self._log.info("verify worker started again", worker_id=worker.worker_id)
             await link.close()
         if link is None or link.closed:
-            self.links[worker.worker_id] = DecodeLink(worker, self.wake)
+            self.links[worker.worker_id] = DecodeLink(worker, self.wake, self._silence_s)
             if worker.identity != self._target:
                 self._log.warning(
                     "verify worker gets no new sessions, as it computes otherwise",
@@ -297,7 +312,7 @@ class WorkerPool:
             if seen.missing_since is None or now - seen.missing_since < self._grace_s:
                 continue
             link = self.links.get(worker_id) if pool is Pool.VERIFY else None
-            if link is not None and not link.closed and now - link.last_event_at < self._grace_s:
+            if link is not None and not link.closed and link.silent_s < self._grace_s:
                 continue
             self._log.warning("worker is gone", pool=pool.value, worker_id=worker_id)
             del self._seen[pool, worker_id]

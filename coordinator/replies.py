@@ -1,17 +1,24 @@
 """What this coordinator answers, put into messages."""
 
+from collections.abc import Sequence
+
 from coordinator.commit import CommitStep, Piece
 from coordinator.model import ServedModel
 from coordinator.pool import WorkerPool
-from coordinator.requests import GenerateCall
 from outrider import wire
 from outrider.messages import FinishReason
 from outrider.pb.v1 import coordinator_pb2, types_pb2
-from outrider.session.records import SessionRecord, SessionState
+from outrider.session.record import SessionRecord, SessionState
 from outrider.session.registry import Pool, WorkerRecord
 
+SESSION_STATES = {
+    SessionState.RUNNING: coordinator_pb2.SESSION_STATE_RUNNING,
+    SessionState.PAUSED: coordinator_pb2.SESSION_STATE_PAUSED,
+    SessionState.FINISHED: coordinator_pb2.SESSION_STATE_FINISHED,
+}
 
-def started(record: SessionRecord, call: GenerateCall) -> coordinator_pb2.GenerateResponse:
+
+def started(record: SessionRecord, prompt: Sequence[int]) -> coordinator_pb2.GenerateResponse:
     """The first message of a call; `record` is that of its first sample."""
     message = coordinator_pb2.Started(
         session_id=record.session_id,
@@ -19,9 +26,9 @@ def started(record: SessionRecord, call: GenerateCall) -> coordinator_pb2.Genera
         seed=record.sampling.seed,
         prompt_tokens=record.prompt_len,
     )
-    if call.prompt_text is not None:
-        message.prompt_token_ids.extend(call.prompt)
-        message.prompt_text = call.prompt_text
+    if record.prompt_text is not None:
+        message.prompt_token_ids.extend(prompt)
+        message.prompt_text = record.prompt_text
     return coordinator_pb2.GenerateResponse(started=message)
 
 
@@ -38,7 +45,9 @@ def _piece(piece: Piece) -> coordinator_pb2.Piece:
     return coordinator_pb2.Piece(
         token_id=piece.token_id,
         text=piece.text,
-        origin=wire.TOKEN_ORIGINS[piece.origin],
+        origin=(
+            wire.TOKEN_ORIGINS[piece.origin] if piece.origin else types_pb2.TOKEN_ORIGIN_UNSPECIFIED
+        ),
         logprobs=wire.logprobs_to_pb(piece.logprobs) if piece.logprobs else None,
     )
 
@@ -71,11 +80,7 @@ def session_info(record: SessionRecord, token_ids: list[int]) -> coordinator_pb2
     return coordinator_pb2.SessionInfo(
         session_id=record.session_id,
         model=record.model,
-        state=(
-            coordinator_pb2.SESSION_STATE_RUNNING
-            if record.state is SessionState.RUNNING
-            else coordinator_pb2.SESSION_STATE_FINISHED
-        ),
+        state=SESSION_STATES[record.state],
         finish_reason=(
             wire.FINISH_REASONS[reason] if reason else types_pb2.FINISH_REASON_UNSPECIFIED
         ),

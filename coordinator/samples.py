@@ -1,18 +1,19 @@
 """The samples of one request: a session each, with seeds derived from the request's.
 
 They start, run and are cancelled together; when one fails, the others are closed and the
-call fails with its error.
+call fails with its error. When the client goes, all of them are paused.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from coordinator.commit import Piece
 from coordinator.requests import GenerateCall
 from coordinator.session import RunningSession
-from coordinator.sessions import Sessions
+from coordinator.sessions import Sessions, ending_of, may_go_on
+from outrider.errors import OutriderError, UnknownSessionError
 from outrider.messages import FinishReason
 from outrider.sampling.seeds import derived_seed
 from outrider.session.names import sample_id
@@ -23,56 +24,74 @@ EmitOf: TypeAlias = Callable[[int, int, list[Piece]], Awaitable[None]]
 EndedOf: TypeAlias = Callable[[int, RunningSession, FinishReason], Awaitable[None]]
 
 
-class ClientGoneError(Exception):
-    """Nobody reads the call any more; what is left of it is cancelled."""
-
-
 def calls_of(call: GenerateCall) -> list[GenerateCall]:
-    """One call of a single sample for each sample of `call`; the first has its id and seed."""
+    """One call for each sample of `call`; the first has its id and seed, and their number."""
     return [
         replace(
             call,
             session_id=sample_id(call.session_id, index),
             sampling=replace(call.sampling, seed=derived_seed(call.sampling.seed, index)),
-            samples=1,
+            samples=1 if index else call.samples,
         )
         for index in range(call.samples)
     ]
 
 
 class Samples:
-    """The sessions of one request: `start` once, then `run`; `close` must follow in any case."""
+    """The sessions of one request: `start` or `resume` once, then `run`; `close` must follow."""
 
-    def __init__(self, sessions: Sessions, call: GenerateCall) -> None:
+    def __init__(self, sessions: Sessions, session_id: str, tenant: str) -> None:
+        self.session_id = session_id
+        self.tenant = tenant
         self.started: list[RunningSession] = []
+        # Once all have started, or could not.
+        self.settled = asyncio.Event()
         self._sessions = sessions
-        self._calls = calls_of(call)
-        self._claimed = False
-        self._stopped = False
+        # The sample that is being started, and whether any is left to start.
+        self._next = ""
+        self._starting = True
+        self._cancelled = False
+        # What the client is told when another call takes the request over.
+        self._left: asyncio.Future[OutriderError] = asyncio.get_running_loop().create_future()
+        # What becomes of the samples that have not ended by themselves; None pauses them.
+        self._rest: FinishReason | None = None
 
-    @property
-    def session_id(self) -> str:
-        """The request's id, which is that of the first sample."""
-        return self._calls[0].session_id
-
-    async def start(self, traceparent: str) -> None:
+    async def start(self, call: GenerateCall, traceparent: str) -> None:
         """Start every sample; the errors are those of `Sessions.start`."""
-        self._sessions.claim(self.session_id, self.stop)
-        self._claimed = True
-        for call in self._calls:
-            session = await self._sessions.start(call, traceparent)
-            self.started.append(session)
-            if self._stopped:
-                session.stop()
+        self._sessions.claim(self.session_id, self)
+        for one in calls_of(call):
+            await self._add(one.session_id, self._sessions.start(one, traceparent))
+        self._starting = False
+        self.settled.set()
 
-    def stop(self) -> bool:
+    async def resume(self, offsets: Sequence[int], traceparent: str) -> None:
+        """Take over every sample; the client has `offsets` tokens of each, or 0.
+
+        Samples that had yet to start are started. The errors are those of `Sessions.take_over`.
+        """
+        self._sessions.claim_from(self.session_id, self)
+        name, index, samples = self.session_id, 0, 1
+        while index < samples:
+            have = offsets[index] if index < len(offsets) else 0
+            await self._add(name, self._take_over(name, index, have, traceparent))
+            samples = self.started[0].journal.record.samples
+            index += 1
+            name = sample_id(self.session_id, index)
+        self._starting = False
+        self.settled.set()
+
+    def cancel(self) -> bool:
         """Cancel every sample, also those that have yet to start; False when all have ended."""
-        self._stopped = True
-        running = [self._sessions.running.get(call.session_id) for call in self._calls]
-        for session in running:
-            if session is not None:
-                session.stop()
-        return any(running) or len(self.started) < len(self._calls)
+        self._cancelled = True
+        stopped = [session.stop() for session in self._known()]
+        return any(stopped) or self._starting
+
+    def leave(self, error: OutriderError) -> None:
+        """Pause every sample, and tell the client `error`."""
+        if not self._left.done():
+            self._left.set_result(error)
+        for session in self._known():
+            session.pause(error)
 
     async def run(self, emit: EmitOf, ended: EndedOf) -> None:
         """Follow all samples to their ends; their pieces come as they are committed.
@@ -80,33 +99,81 @@ class Samples:
         `emit` and `ended` raise `ClientGoneError` when there is nobody to tell.
 
         Raises:
-            OutriderError: a sample failed; the others are closed.
-            ClientGoneError: all are closed.
+            OutriderError: a sample failed, and the others are closed; or another call has taken
+                the request over, and all are paused.
+            ClientGoneError: all are paused.
         """
         tasks = [
             asyncio.create_task(self._follow(index, session, emit, ended))
             for index, session in enumerate(self.started)
         ]
+        all_of_them = asyncio.ensure_future(
+            asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        )
+        failed: BaseException | None = None
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            # Whoever is taken over may be stuck in a write that nobody reads.
+            either: set[asyncio.Future[Any]] = {all_of_them, self._left}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            failed = self._left.result() if self._left.done() else _first_error(tasks)
+            if isinstance(failed, Exception) and not may_go_on(failed):
+                self._rest = FinishReason.CANCELLED
         finally:
-            for task in tasks:
+            for task in (all_of_them, *tasks):
                 task.cancel()
-            await asyncio.wait(tasks)
-            errors = {task: task.exception() for task in tasks if not task.cancelled()}
-        for task in tasks:
-            error = errors.get(task)
-            if task in done and error is not None:
-                raise error
+            await asyncio.gather(all_of_them, *tasks, return_exceptions=True)
+        if failed is not None:
+            raise failed
 
     async def close(self) -> None:
-        """End what is left of the samples and give up the id."""
+        """End or pause what is left of the samples and give up the id."""
+        self.settled.set()
         try:
             for session in self.started:
-                await self._sessions.end(session, FinishReason.CANCELLED)
+                await self._sessions.end(session, self._rest)
         finally:
-            if self._claimed:
-                self._sessions.release(self.session_id)
+            self._sessions.release(self.session_id, self)
+
+    def _known(self) -> list[RunningSession]:
+        """Those that have started, and the one that is starting."""
+        starting = self._sessions.running.get(self._next)
+        return [*self.started, starting] if starting else list(self.started)
+
+    async def _add(self, name: str, starting: Coroutine[Any, Any, RunningSession]) -> None:
+        self._next = name
+        try:
+            session = await starting
+        except OutriderError as error:
+            if not may_go_on(error):
+                self._rest = FinishReason.CANCELLED
+            raise
+        finally:
+            self._next = ""
+        self.started.append(session)
+        if self._cancelled:
+            session.stop()
+        if self._left.done():
+            raise self._left.result()
+
+    async def _take_over(
+        self, name: str, index: int, have: int, traceparent: str
+    ) -> RunningSession:
+        try:
+            return await self._sessions.take_over(name, self.tenant, have, traceparent)
+        except UnknownSessionError:
+            if index == 0:
+                raise
+        # Its coordinator went before it began.
+        first = self.started[0]
+        seed = derived_seed(first.journal.record.sampling.seed, index)
+        record = replace(
+            first.journal.record,
+            session_id=name,
+            sampling=replace(first.journal.record.sampling, seed=seed),
+            samples=1,
+        )
+        prompt = first.journal.token_ids[: record.prompt_len]
+        return await self._sessions.begin(record, prompt, traceparent)
 
     async def _follow(
         self, index: int, session: RunningSession, emit: EmitOf, ended: EndedOf
@@ -114,15 +181,20 @@ class Samples:
         async def emit_here(offset: int, pieces: list[Piece]) -> None:
             await emit(index, offset, pieces)
 
-        # What is left if this task is cancelled: the client has gone, or another one failed.
-        reason = FinishReason.CANCELLED
         try:
             reason = await session.run(emit_here)
-        except ClientGoneError:
+        except asyncio.CancelledError:
+            # The client has gone, or another sample failed.
+            await self._sessions.end(session, self._rest)
             raise
-        except Exception:
-            reason = FinishReason.ERROR
+        except Exception as error:
+            await self._sessions.end(session, *ending_of(error))
             raise
-        finally:
-            await self._sessions.end(session, reason)
+        await self._sessions.end(session, reason)
         await ended(index, session, reason)
+
+
+def _first_error(tasks: Sequence[asyncio.Task[None]]) -> BaseException | None:
+    """That of the first sample that has one."""
+    errors = (task.exception() for task in tasks if task.done() and not task.cancelled())
+    return next((error for error in errors if error is not None), None)

@@ -1,40 +1,46 @@
 """The gRPC side of the coordinator."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-import grpc
 from opentelemetry import trace
 
 from coordinator import replies
-from coordinator.commit import Piece
+from coordinator.admission import Admission
+from coordinator.calls import Context, tenant_of, traceparent_of
+from coordinator.draining import DrainOrders
+from coordinator.follow import Follower, describe_call
+from coordinator.limits import MAX_SAMPLES, check_name, check_offsets
 from coordinator.model import ServedModel
 from coordinator.requests import GenerateCall, read_request
-from coordinator.samples import ClientGoneError, Samples
-from coordinator.session import RunningSession, Services
-from coordinator.sessions import Sessions
+from coordinator.samples import Samples
+from coordinator.services import Services
+from coordinator.sessions import ClientGoneError, Sessions
 from coordinator.speculation import CurrentPolicy
 from outrider import logs, rpc, telemetry, wire
-from outrider.errors import InternalError, OutriderError
-from outrider.messages import FinishReason
+from outrider.errors import InternalError, OutriderError, SessionExistsError
 from outrider.pb.v1 import coordinator_pb2, coordinator_pb2_grpc
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """Answers clients; one coroutine a call, which is cancelled when the client goes."""
 
     def __init__(
-        self, sessions: Sessions, services: Services, policy: CurrentPolicy, model: ServedModel
+        self,
+        sessions: Sessions,
+        services: Services,
+        policy: CurrentPolicy,
+        model: ServedModel,
+        admission: Admission,
+        drains: DrainOrders,
     ) -> None:
         self._sessions = sessions
         self._services = services
         self._policy = policy
         self._model = model
+        self._admission = admission
+        self._drains = drains
         self._tracer = telemetry.tracer(__name__)
         self._log = logs.get(__name__)
 
@@ -45,33 +51,62 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> None:
         """Stream the completions of one prompt."""
         arrived = time.monotonic()
-        async with self._errors(context):
-            with self._tracer.start_as_current_span(
-                "coordinator.generate",
-                context=telemetry.context_of(_traceparent(context)),
-                kind=trace.SpanKind.SERVER,
-            ) as span:
-                call = await read_request(
-                    request,
-                    self._model,
-                    self._policy.value,
-                    trusted_drafts=self._services.pool.has_trusted_draft_worker,
-                )
-                _describe_call(span, call)
-                samples = Samples(self._sessions, call)
-                # Whatever happens, the sessions are closed at their workers.
-                try:
-                    await samples.start(telemetry.traceparent())
-                    await _Stream(context, arrived, span).follow(samples, call)
-                finally:
-                    await samples.close()
+        async with self._call("coordinator.generate", context) as span:
+            tenant = tenant_of(context)
+            self._admission.check(tenant, min(max(request.n, 1), MAX_SAMPLES))
+            call = await self._read(request, tenant)
+            follower = Follower(context.write, arrived=arrived, span=span)
+            try:
+                async with (
+                    self._admission.admitted(tenant, call.samples),
+                    self._samples(call.session_id, tenant) as samples,
+                ):
+                    await samples.start(call, telemetry.traceparent())
+                    describe_call(span, samples)
+                    await follower.follow(samples)
+            except SessionExistsError:
+                if not call.idempotency_key or follower.begun:
+                    raise
+                # It was asked before; whether the answer ever arrived, nobody knows.
+                await self._sessions.check_same_request(call)
+                async with (
+                    self._resumed(call.session_id, tenant, call.samples),
+                    self._samples(call.session_id, tenant) as samples,
+                ):
+                    await samples.resume((), telemetry.traceparent())
+                    describe_call(span, samples)
+                    await follower.follow(samples)
+
+    async def Resume(  # type: ignore[override]  # noqa: N802 - the name of the rpc
+        self, request: coordinator_pb2.ResumeRequest, context: Context
+    ) -> None:
+        """Stream the rest of what Generate began, here or at another coordinator."""
+        arrived = time.monotonic()
+
+        async def write(response: coordinator_pb2.GenerateResponse) -> None:
+            await context.write(coordinator_pb2.ResumeResponse(response=response))
+
+        async with self._call("coordinator.resume", context) as span:
+            check_offsets(request)
+            offsets = tuple(request.offsets)
+            follower = Follower(write, arrived=arrived, span=span, offsets=offsets)
+            tenant = tenant_of(context)
+            sessions = max(len(offsets), 1)
+            async with (
+                self._resumed(request.session_id, tenant, sessions),
+                self._samples(request.session_id, tenant) as samples,
+            ):
+                await samples.resume(offsets, telemetry.traceparent())
+                describe_call(span, samples)
+                await follower.follow(samples)
 
     async def Cancel(  # noqa: N802 - the name of the rpc
         self, request: coordinator_pb2.CancelRequest, context: Context
     ) -> coordinator_pb2.CancelResponse:
-        """Cancel a session of this coordinator."""
+        """Cancel a session, whichever coordinator runs it."""
         async with self._errors(context):
-            cancelled = await self._sessions.cancel(request.session_id)
+            check_name("session_id", request.session_id)
+            cancelled = await self._sessions.cancel(request.session_id, tenant_of(context))
             return coordinator_pb2.CancelResponse(cancelled=cancelled)
 
     async def GetSession(  # noqa: N802 - the name of the rpc
@@ -79,7 +114,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> coordinator_pb2.GetSessionResponse:
         """Tell how far a session is."""
         async with self._errors(context):
-            record, token_ids = await self._sessions.find(request.session_id)
+            check_name("session_id", request.session_id)
+            record, token_ids = await self._sessions.find(request.session_id, tenant_of(context))
             info = replies.session_info(record, token_ids)
             return coordinator_pb2.GetSessionResponse(session=info)
 
@@ -88,6 +124,15 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> coordinator_pb2.ListModelsResponse:
         """Tell what is served."""
         return coordinator_pb2.ListModelsResponse(models=[replies.model_info(self._model)])
+
+    async def DrainWorker(  # noqa: N802 - the name of the rpc
+        self, request: coordinator_pb2.DrainWorkerRequest, context: Context
+    ) -> coordinator_pb2.DrainWorkerResponse:
+        """Have a worker give up its sessions, or serve again."""
+        async with self._errors(context):
+            check_name("worker_id", request.worker_id)
+            left = await self._drains.give(request.worker_id, draining=request.draining)
+            return coordinator_pb2.DrainWorkerResponse(sessions=left)
 
     async def GetStatus(  # noqa: N802 - the name of the rpc
         self, request: coordinator_pb2.GetStatusRequest, context: Context
@@ -100,8 +145,47 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             finished_sessions=figures.finished_sessions,
             completion_tokens=figures.completion_tokens,
             speculation=wire.figures_to_pb(figures.speculation),
-            redis_reachable=self._services.keeper.reachable,
+            redis_reachable=self._services.writer.reachable,
         )
+
+    async def _read(self, request: coordinator_pb2.GenerateRequest, tenant: str) -> GenerateCall:
+        previous = None
+        if request.previous_session_id:
+            check_name("previous_session_id", request.previous_session_id)
+            check_name("previous_session_id", request.previous_session_id)
+            previous = await self._sessions.previous(request.previous_session_id, tenant)
+        return await read_request(
+            request,
+            self._model,
+            self._policy.value,
+            trusted_drafts=self._services.pool.has_trusted_draft_worker,
+            tenant=tenant,
+            previous=previous,
+        )
+
+    def _resumed(
+        self, session_id: str, tenant: str, sessions: int
+    ) -> AbstractAsyncContextManager[None]:
+        running = session_id in self._sessions.running
+        return self._admission.admitted(tenant, sessions, resumed=True, running=running)
+
+    @asynccontextmanager
+    async def _samples(self, session_id: str, tenant: str) -> AsyncIterator[Samples]:
+        """The sessions of a request; whatever happens, they are closed at their workers."""
+        samples = Samples(self._sessions, session_id, tenant)
+        try:
+            yield samples
+        finally:
+            await samples.close()
+
+    @asynccontextmanager
+    async def _call(self, name: str, context: Context) -> AsyncIterator[trace.Span]:
+        """A call with its span, whose errors become its status."""
+        parent = telemetry.context_of(traceparent_of(context))
+        kind = trace.SpanKind.SERVER
+        async with self._errors(context):
+            with self._tracer.start_as_current_span(name, context=parent, kind=kind) as span:
+                yield span
 
     @asynccontextmanager
     async def _errors(self, context: Context) -> AsyncIterator[None]:
@@ -117,79 +201,3 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 raise InternalError(
                     f"a fault of the coordinator: {type(error).__name__}; see its log"
                 ) from error
-
-
-class _Stream:
-    """What one Generate call says to its client; `arrived` is when it came."""
-
-    def __init__(self, context: Context, arrived: float, span: trace.Span) -> None:
-        self._context = context
-        self._arrived = arrived
-        self._span = span
-        # grpc takes one message at a time, and samples write as they come.
-        self._lock = asyncio.Lock()
-
-    async def follow(self, samples: Samples, call: GenerateCall) -> None:
-        """Say all of it: started, the pieces of each sample, and how each ended."""
-        await self._write(replies.started(samples.started[0].journal.record, call))
-        await samples.run(self._emit, self._ended)
-
-    async def _emit(self, index: int, offset: int, pieces: list[Piece]) -> None:
-        await self._write(replies.delta(index, offset, pieces))
-
-    async def _ended(self, index: int, session: RunningSession, reason: FinishReason) -> None:
-        _describe_end(self._span, index, session, reason)
-        now = time.monotonic()
-        first_token_at = session.first_token_at or now
-        await self._write(
-            replies.finished(
-                index,
-                session.commit,
-                reason,
-                first_token_s=first_token_at - self._arrived,
-                total_s=now - self._arrived,
-            )
-        )
-
-    async def _write(self, response: coordinator_pb2.GenerateResponse) -> None:
-        async with self._lock:
-            try:
-                await self._context.write(response)
-            except Exception as error:  # grpc has many ways to say it, some before it knows why
-                raise ClientGoneError(f"a write failed: {error!r}") from error
-
-
-def _traceparent(context: Context) -> str:
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent":
-            return value if isinstance(value, str) else value.decode("ascii", "replace")
-    return ""
-
-
-def _describe_call(span: trace.Span, call: GenerateCall) -> None:
-    span.set_attributes(
-        {
-            "outrider.session_id": call.session_id,
-            "outrider.prompt_tokens": len(call.prompt),
-            "outrider.samples": call.samples,
-            "outrider.speculation": call.speculation.enabled,
-            "outrider.rule": call.speculation.rule.value,
-        }
-    )
-
-
-def _describe_end(
-    span: trace.Span, index: int, session: RunningSession, reason: FinishReason
-) -> None:
-    """The first sample describes the call itself; the others add an event each."""
-    figures = session.commit.figures
-    attributes = {
-        "outrider.finish_reason": reason.value,
-        "outrider.completion_tokens": len(session.commit.token_ids),
-        "outrider.draft_tokens": figures.draft_tokens,
-        "outrider.accepted_tokens": figures.accepted_tokens,
-    }
-    if index == 0:
-        span.set_attributes(attributes)
-    else:
-        span.add_event("outrider.sample", {"outrider.index": index, **attributes})

@@ -1,4 +1,4 @@
-"""One running session: placed, followed, placed again when its verify worker goes, ended.
+"""One running session: placed, followed, placed again when its verify worker goes, ended or paused.
 
 Events that carry another epoch, or do not continue the session's length, are dropped: that
 makes every token come exactly once, whatever workers and streams do.
@@ -6,26 +6,24 @@ makes every token come exactly once, whatever workers and streams do.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from coordinator.commit import CommitStep, Piece
+from coordinator.commit import CommitStep, Piece, logprobs_of
 from coordinator.decode_link import DecodeLink, LinkLost
-from coordinator.figures import Figures
-from coordinator.journal import Journal, RecordKeeper
-from coordinator.pool import WorkerPool
+from coordinator.drafter_choice import DrafterChoice
+from coordinator.journal import Journal
+from coordinator.services import Services
 from outrider import logs
 from outrider.errors import (
     FencedError,
     InternalError,
-    InvalidRequestError,
     OutriderError,
     OverloadedError,
     UnavailableError,
 )
 from outrider.messages import (
-    AcceptanceRule,
     AssignDrafter,
     CloseSession,
     DecodeEvent,
@@ -36,14 +34,14 @@ from outrider.messages import (
     SessionEnded,
     SessionFailed,
     StartSession,
-    TokenLogprobs,
 )
+from outrider.session.record import SessionState
 from outrider.session.registry import WorkerRecord
 
-# Placements in a row that brought no token; a request that fells its workers ends here.
-MAX_FRUITLESS_PLACEMENTS = 3
-# A draft worker that was lost may be tried again after this long.
-DRAFTER_RETRY_S = 5.0
+# Placements in a row without a token; a request that fells its workers has failed then.
+MAX_FRUITLESS_PLACEMENTS = 6
+# By this much the epoch rises above one that a verify worker has and Redis has forgotten.
+EPOCH_LEAP = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +51,24 @@ class _Stop:
     error: OutriderError | None
 
 
-Event: TypeAlias = DecodeEvent | LinkLost | _Stop
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """Asks for another verify worker than that of `link`."""
+
+    link: DecodeLink
+
+
+Event: TypeAlias = DecodeEvent | LinkLost | _Stop | _Move
 # (completion tokens before the pieces, pieces)
 Emit: TypeAlias = Callable[[int, list[Piece]], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What sessions share.
-
-    `place_wait_s` and `replace_wait_s`: how long a new session, and one that was on a verify
-    worker before, waits for one.
-    """
-
-    pool: WorkerPool
-    keeper: RecordKeeper
-    figures: Figures
-    place_wait_s: float
-    replace_wait_s: float
 
 
 class RunningSession:
     """A session that this coordinator runs: `place` once, then `run`, and `close` at any time.
 
-    `commit` and `journal` hold the tokens; `traceparent` is passed on to the verify worker.
+    `commit` and `journal` hold the tokens; `traceparent` is passed on to the verify worker. One
+    that was taken over has a `backlog`, the pieces of the tokens in its log. If these end it, it
+    needs no place.
     """
 
     def __init__(
@@ -87,6 +79,7 @@ class RunningSession:
         *,
         stop_ids: frozenset[int],
         traceparent: str = "",
+        backlog: Sequence[Piece] = (),
     ) -> None:
         self.session_id = journal.session_id
         self.journal = journal
@@ -95,32 +88,40 @@ class RunningSession:
         self._services = services
         self._stop_ids = stop_ids
         self._traceparent = traceparent
+        self._backlog = list(backlog)
+        # Had it ended before it came here, nothing about it is left to note.
+        self._over = journal.record.state is SessionState.FINISHED
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._put_back: Event | None = None
         self._epoch = journal.record.epoch
         self._link: DecodeLink | None = None
-        self._drafter: WorkerRecord | None = None
-        # When the session lost each (draft worker, incarnation).
-        self._lost: dict[tuple[str, str], float] = {}
+        self._drafter = DrafterChoice(services.pool, journal.record.speculation)
         self._refused: set[str] = set()
         self._fruitless = 0
         self._stopped: _Stop | None = None
         self._closed = False
         self._log = logs.get(__name__).bind(session_id=self.session_id)
+        journal.on_lost = self._stop
+
+    @property
+    def tenant(self) -> str:
+        """Whose session it is."""
+        return self.journal.record.tenant
 
     async def place(self) -> None:
         """Start on a verify worker under the next epoch, from the committed tokens.
 
         Raises:
             NoVerifyWorkerError, OverloadedError: no verify worker takes the session.
-            UnavailableError: several verify workers in a row went away with it.
+            InternalError: several verify workers in a row went away with it.
             FencedError: another coordinator has taken the session.
         """
+        if self.commit.finish_reason is not None:
+            return
         self._leave()
         if self._fruitless >= MAX_FRUITLESS_PLACEMENTS:
-            raise UnavailableError(
-                f"session {self.session_id} lost {self._fruitless} verify workers in a row "
-                "without a new token; see the verify workers' logs"
+            raise InternalError(
+                f"session {self.session_id} felled {self._fruitless} verify workers in a row"
             )
         self._fruitless += 1
         services = self._services
@@ -139,14 +140,14 @@ class RunningSession:
         self._epoch += 1
         self._link = link
         link.attach(self.session_id, self._inbox.put_nowait)
-        self._take_drafter(self._choose_drafter())
+        self._drafter.take(self._drafter.choose())
         self.journal.place(
             epoch=self._epoch,
             target=link.worker.identity,
             verify_worker_id=link.worker.worker_id,
-            draft_worker_id=self._drafter.worker_id if self._drafter else "",
+            draft_worker_id=self._drafter.worker_id,
         )
-        await services.keeper.write(self.journal)
+        await services.writer.write(self.journal)
         # If the link was lost meanwhile, the inbox says so; if the session was closed, the
         # link is no longer its own.
         if self._link is link:
@@ -156,61 +157,87 @@ class RunningSession:
     async def run(self, emit: Emit) -> FinishReason:
         """Follow the session to its end and hand out what is committed, logged first.
 
+        A backlog comes first.
+
         Raises:
             OutriderError: the session failed, or it was stopped with an error.
         """
+        pieces, self._backlog = self._backlog, []
+        offset = 0
         while True:
-            offset = len(self.commit.token_ids)
-            pieces = await self._next_pieces()
             reason = self.commit.finish_reason
             if reason is not None:
                 self._leave()
                 self.journal.finish(reason)
             if pieces or reason is not None:
-                await self._services.keeper.write(self.journal)
-            if pieces:
+                await self._services.writer.write(self.journal)
+            if pieces and not self.journal.cancelled_elsewhere:
                 self.first_token_at = self.first_token_at or time.monotonic()
                 await emit(offset, pieces)
             if reason is not None:
+                failure = self.journal.record.failure
+                if failure is not None:
+                    raise failure.error
                 return reason
+            offset = len(self.commit.token_ids)
+            pieces = await self._next_pieces()
 
-    def stop(self, error: OutriderError | None = None) -> None:
-        """End the session at once: as cancelled, or with `error`. Its workers are told now."""
+    def stop(self) -> bool:
+        """Cancel the session at once; its workers are told now.
+
+        False when it has ended, or is being paused: then its record has to be cancelled.
+        """
+        if self._closed or self._stopped is not None or self.commit.finish_reason is not None:
+            return False
+        self.journal.finish(FinishReason.CANCELLED)
+        self._services.writer.later(self.journal)
+        self._stop(None)
+        return True
+
+    def pause(self, error: OutriderError) -> None:
+        """Give the session up at once, to be resumed; whoever follows it is told `error`."""
         if self._stopped is None and self.commit.finish_reason is None:
-            self._stopped = _Stop(error)
-            self._leave()
-            reason = FinishReason.CANCELLED if error is None else FinishReason.ERROR
-            self.journal.finish(reason)
-            self._services.keeper.later(self.journal)
-            self._inbox.put_nowait(self._stopped)
-            self._services.pool.wake()
+            self.journal.pause()
+            self._services.writer.later(self.journal)
+            self._stop(error)
 
-    async def close(self, reason: FinishReason) -> None:
-        """Free what the session holds at its workers and end its record; the first call counts.
+    def move(self) -> None:
+        """Place the session on another verify worker if there is one that takes it."""
+        if self._link is not None:
+            self._inbox.put_nowait(_Move(self._link))
 
-        `reason` is noted unless the session has ended by itself.
+    async def close(self, reason: FinishReason | None, error: OutriderError | None = None) -> None:
+        """Free what the session holds at its workers; the first call counts.
+
+        Unless it has ended by itself, `reason` is noted, and `error` with it; None pauses it.
         """
         if self._closed:
             return
         self._closed = True
         self._leave()
-        self.commit.end(reason)
-        self.journal.finish(reason)
-        self._services.figures.finished(self.journal.record.finish_reason or reason)
+        if self._over:
+            return
+        if reason is None:
+            self.journal.pause()
+        else:
+            self.commit.end(reason)
+            self.journal.finish(reason, error)
+        ended_as = self.journal.record.finish_reason
+        if ended_as is not None:
+            self._services.figures.finished(ended_as)
+        else:
+            self._services.figures.paused()
         try:
-            await self._services.keeper.write(self.journal)
-        except FencedError as error:
-            self._log.warning("the record is no longer ours", error=error.message)
+            await self._services.writer.write(self.journal)
+        except FencedError as fenced:
+            self._log.info("the session is another's now", why=fenced.message)
 
     def check_drafter(self) -> None:
         """Take another draft worker if the session has none, or if its own is gone or bad."""
-        pool, held = self._services.pool, self._drafter
-        bad = held is not None and pool.is_quarantined(held)
-        if self._link is None or (held is not None and pool.is_up(held) and not bad):
-            return
-        chosen = self._choose_drafter()
-        if chosen is not None or bad:
-            self._assign(chosen)
+        if self._link is not None and not self._drafter.is_good:
+            chosen = self._drafter.choose()
+            if chosen is not None or self._drafter.is_bad:
+                self._assign(chosen)
 
     async def _next_pieces(self) -> list[Piece]:
         """Handle the next event, and with it all the progress that is there already."""
@@ -239,6 +266,8 @@ class RunningSession:
                     await self.place()
             case _Stop():
                 pass  # `run` looks at the flag
+            case _Move():
+                await self._moved(event)
             case _ if event.epoch != self._epoch:
                 self._log.warning("event of another epoch", epoch=event.epoch, now=self._epoch)
             case Progress():
@@ -260,31 +289,22 @@ class RunningSession:
                 await self.place()
             return []
         if not self.commit.token_ids:
-            self.commit.cached_tokens = event.cached_tokens
+            self.commit.cached_tokens = self.journal.cached_tokens = event.cached_tokens
         figures = self.commit.figures
         drafted, accepted = figures.draft_tokens, figures.accepted_tokens
-        pieces = self.commit.commit(
-            event.token_ids, event.origins, event.draft_tokens, self._logprobs(event)
-        )
+        record = self.journal.record
+        logprobs = logprobs_of(event, record.verify_worker_id, wanted=record.logprobs is not None)
+        pieces = self.commit.commit(event.token_ids, event.origins, event.draft_tokens, logprobs)
         if pieces:
             self._fruitless = 0
-            self.journal.extend([piece.token_id for piece in pieces])
+            self.journal.extend(
+                [piece.token_id for piece in pieces],
+                [piece.logprobs for piece in pieces if piece.logprobs is not None],
+            )
             self._services.figures.committed(
                 len(pieces), figures.draft_tokens - drafted, figures.accepted_tokens - accepted
             )
         return pieces
-
-    def _logprobs(self, event: Progress) -> tuple[TokenLogprobs, ...]:
-        """One for each token if they are wanted, else none."""
-        if self.journal.record.logprobs is None:
-            return ()
-        if len(event.logprobs) != len(event.token_ids):
-            worker_id = self.journal.record.verify_worker_id
-            raise InternalError(
-                f"verify worker {worker_id} sent tokens of session {self.session_id} without "
-                "the logprobs that were asked for; is it of an older version?"
-            )
-        return event.logprobs
 
     async def _ended(self, event: SessionEnded) -> None:
         if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
@@ -293,24 +313,43 @@ class RunningSession:
             self._log.warning("the verify worker gave the session up", reason=event.reason.value)
             await self.place()
 
+    async def _moved(self, event: _Move) -> None:
+        if event.link is not self._link:
+            return  # it has moved already
+        here = event.link.worker.worker_id
+        try:
+            other = self._services.pool.choose_link(
+                {*self._refused, here}, self.journal.record.target
+            )
+        except OverloadedError:
+            other = None
+        if other is not None:
+            self._log.info("moving", worker_id=here)
+            self._fruitless -= 1
+            await self.place()
+
     async def _failed(self, event: SessionFailed) -> None:
+        if isinstance(event.error, FencedError):
+            # Redis says that the session is ours: it has lost an epoch which the worker has seen.
+            # If it is another's after all, Redis refuses the placement.
+            self._epoch += EPOCH_LEAP
+            await self.place()
+            return
         if not isinstance(event.error, OverloadedError | UnavailableError):
             raise event.error
         self._log.warning("the verify worker refused the session", error=event.error.message)
         if isinstance(event.error, OverloadedError) and self._link is not None:
             self._refused.add(self._link.worker.worker_id)
             self._fruitless -= 1
+        elif self._link is not None and self._link.draining:
+            self._fruitless -= 1  # it takes nobody, and gets nobody from now on
         await self.place()
 
     def _drafter_lost(self, event: DrafterLost) -> None:
-        lost = self._drafter
-        if lost is None or lost.worker_id != event.worker_id:
+        if not self._drafter.note_lost(event):
             return  # another one was assigned meanwhile
         self._log.warning("draft worker lost", worker_id=event.worker_id, error=event.error.message)
-        self._lost[lost.worker_id, lost.incarnation] = time.monotonic()
-        if isinstance(event.error, InvalidRequestError):
-            self._services.pool.quarantine(lost, event.error.message)
-        chosen = self._choose_drafter()
+        chosen = self._drafter.choose()
         if chosen is not None:
             self._assign(chosen)
         else:
@@ -320,36 +359,22 @@ class RunningSession:
         assert self._link is not None
         self._note_drafter(drafter)
         self._link.send(
-            AssignDrafter(
-                session_id=self.session_id,
-                epoch=self._epoch,
-                drafter=self._services.pool.ref(drafter) if drafter else None,
-            )
+            AssignDrafter(session_id=self.session_id, epoch=self._epoch, drafter=self._drafter.ref)
         )
-        self._log.info("draft worker assigned", worker_id=drafter.worker_id if drafter else "")
+        self._log.info("draft worker assigned", worker_id=self._drafter.worker_id)
 
     def _note_drafter(self, drafter: WorkerRecord | None) -> None:
-        self._take_drafter(drafter)
-        self.journal.assign(drafter.worker_id if drafter else "")
-        self._services.keeper.later(self.journal)
+        self._drafter.take(drafter)
+        self.journal.assign(self._drafter.worker_id)
+        self._services.writer.later(self.journal)
 
-    def _choose_drafter(self) -> WorkerRecord | None:
-        speculation = self.journal.record.speculation
-        if not speculation.enabled:
-            return None
-        now = time.monotonic()
-        recent = {key for key, lost_at in self._lost.items() if now - lost_at < DRAFTER_RETRY_S}
-        # Under the rejection rule a q that is not what it says would bend the law of the output.
-        trusted_only = speculation.rule is AcceptanceRule.REJECTION
-        return self._services.pool.choose_draft_worker(recent, trusted_only=trusted_only)
-
-    def _take_drafter(self, drafter: WorkerRecord | None) -> None:
-        drafted = self._services.pool.drafted
-        if self._drafter is not None:
-            drafted[self._drafter.worker_id] -= 1
-        if drafter is not None:
-            drafted[drafter.worker_id] += 1
-        self._drafter = drafter
+    def _stop(self, error: OutriderError | None) -> None:
+        """End it with `error`, or as cancelled; Redis may tell that this was done elsewhere."""
+        if self._stopped is None:
+            self._stopped = _Stop(error)
+            self._leave()
+            self._inbox.put_nowait(self._stopped)
+            self._services.pool.wake()
 
     def _leave(self) -> None:
         """Free what the session holds at its workers."""
@@ -357,7 +382,7 @@ class RunningSession:
             self._link.detach(self.session_id)
             self._link.send(CloseSession(session_id=self.session_id, epoch=self._epoch))
             self._link = None
-        self._take_drafter(None)
+        self._drafter.take(None)
 
     def _start(self) -> StartSession:
         record = self.journal.record
@@ -369,7 +394,7 @@ class RunningSession:
             sampling=record.sampling,
             endings=Endings(self.commit.limits.max_new_tokens, self._stop_ids),
             speculation=record.speculation,
-            drafter=self._services.pool.ref(self._drafter) if self._drafter else None,
+            drafter=self._drafter.ref,
             logprobs=record.logprobs,
             traceparent=self._traceparent,
         )

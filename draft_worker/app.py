@@ -1,7 +1,7 @@
 """A draft worker from start to stop."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from draft_worker import figures
@@ -10,14 +10,14 @@ from draft_worker.drafters import ChosenDrafter, build
 from draft_worker.engine import Engine
 from draft_worker.servicer import DraftServicer
 from outrider import logs, rpc, service
-from outrider.errors import InternalError, RecordsUnavailableError
+from outrider.errors import InternalError
 from outrider.pb.v1 import draft_pb2, draft_pb2_grpc
+from outrider.session.announcing import Announcer
 from outrider.session.redis import connect
-from outrider.session.registry import Pool, Registry, WorkerRecord, keep_announced
+from outrider.session.registry import Pool, Registry, WorkerRecord
 
 T = TypeVar("T")
 SERVICE_NAME = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
-ANNOUNCE_AGAIN_S = 0.5
 # For the last frames of streams that have been ended.
 STREAM_GRACE_S = 2.0
 
@@ -34,6 +34,7 @@ class DraftWorker:
         self._incarnation = service.new_incarnation()
         self._server = rpc.Server()
         self._servicer = DraftServicer(worker_id, self._incarnation)
+        self._draining = self._stopping = False
         self._log = logs.get(__name__)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -67,49 +68,56 @@ class DraftWorker:
         engine.start()
         self._servicer.serve_with(engine)
         ending = asyncio.Event()
-        announcing = self._announce(
-            registry, lambda: self._record(chosen, address, engine.figures.sessions), ending
+        announcer = Announcer(
+            registry,
+            lambda: self._record(chosen, address, engine.figures.sessions),
+            lambda draining: self._obey(engine, draining),
         )
-        announcer = asyncio.create_task(announcing)
+        announcing = asyncio.create_task(self._announce(announcer, chosen.drafter.name, ending))
         stopped = asyncio.create_task(stop.wait())
         died = asyncio.wrap_future(engine.finished)
         try:
-            waiting: set[asyncio.Future[Any]] = {stopped, died, announcer}
+            waiting: set[asyncio.Future[Any]] = {stopped, died, announcing}
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # First nobody new comes, then those who are here leave, then the engine ends.
+            # First nobody new comes, and all coordinators are told; then those who are here
+            # leave, then the worker leaves the registry, then the engine ends.
             stopped.cancel()
-            ending.set()
+            self._draining = self._stopping = True
             await self._server.set_serving(False)
+            announcer.changed()
             await self._drain(engine, died)
+            ending.set()
             self._servicer.end_streams()
             await self._server.stop(STREAM_GRACE_S)
             await asyncio.to_thread(engine.stop)
-            await announcer
+            await announcing
         if died.exception() is not None:
             raise InternalError("the engine failed; the log has the traceback")
 
-    async def _announce(
-        self, registry: Registry, read: Callable[[], WorkerRecord], ending: asyncio.Event
-    ) -> None:
+    async def _announce(self, announcer: Announcer, drafter: str, ending: asyncio.Event) -> None:
         """Be healthy from the first announcement on, and stay announced until `ending`."""
-        while not ending.is_set():
-            try:
-                await registry.announce(read())
-                break
-            except RecordsUnavailableError as error:
-                self._log.warning("can't announce yet", error=error.message)
-            await _unless(ending, asyncio.sleep(ANNOUNCE_AGAIN_S))
-        if not ending.is_set():
+        running = asyncio.create_task(announcer.run(ending))
+        first = asyncio.create_task(announcer.announced.wait())
+        await asyncio.wait({running, first}, return_when=asyncio.FIRST_COMPLETED)
+        first.cancel()
+        if announcer.announced.is_set() and not self._stopping:
             await self._server.set_serving(True)
-            self._log.info("serving", drafter=read().model)
-        await keep_announced(registry, read, ending)
+            self._log.info("serving", drafter=drafter)
+        await running
+
+    async def _obey(self, engine: Engine, draining: bool) -> None:
+        """Open nothing from now on, or something again, as somebody has ordered."""
+        if not self._stopping:
+            self._log.info("draining" if draining else "serving again")
+            self._draining = draining
+            engine.refuse(draining)
+            await self._server.set_serving(not draining)
 
     async def _drain(self, engine: Engine, died: asyncio.Future[None]) -> None:
         """Wait for the sessions to leave, for as long as the settings allow."""
-        engine.drain()
         await asyncio.wait(
-            {asyncio.wrap_future(engine.drained), died},
+            {asyncio.wrap_future(engine.drain()), died},
             timeout=self._settings.drain_timeout_s,
             return_when=asyncio.FIRST_COMPLETED,
         )
@@ -127,7 +135,7 @@ class DraftWorker:
             tokenizer_fingerprint=chosen.tokenizer_fingerprint,
             capacity=self._settings.max_sessions,
             sessions=sessions,
-            draining=False,
+            draining=self._draining,
             context_len=chosen.context_len,
         )
 

@@ -43,8 +43,13 @@ class _StreamClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class _Refuse:
+    refuse: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Drain:
-    pass
+    done: Future[None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +57,24 @@ class _Stop:
     pass
 
 
-_Message: TypeAlias = _StreamOpened | _Commands | _StreamClosed | _Drain | _Stop
+_Message: TypeAlias = _StreamOpened | _Commands | _StreamClosed | _Refuse | _Drain | _Stop
 
 
 class Engine:
     """Drafts for all streams in a thread of its own.
 
-    Every method is safe in any thread and returns at once, except `stop`. `drained` is done
-    when no session is left after `drain`; `finished` is done when the thread has ended, and
-    carries the exception when that was a fault.
+    Every method is safe in any thread and returns at once, except `stop`. `finished` is done when
+    the thread has ended, and carries the exception when that was a fault.
     """
 
     def __init__(self, drafter: Drafter, *, max_sessions: int) -> None:
         self.figures = Figures()
-        self.drained: Future[None] = Future()
         self.finished: Future[None] = Future()
         self._drafter = drafter
         self._scheduler = Scheduler(drafter, self.figures, max_sessions=max_sessions)
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._emits: dict[int, Emit] = {}
+        self._drains: list[Future[None]] = []
         self._stream_ids = itertools.count()
         # Not a daemon: a thread inside torch must not be torn down with the interpreter.
         self._thread = threading.Thread(target=self._run, name="draft-engine")
@@ -91,9 +95,16 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
 
-    def drain(self) -> None:
-        """Refuse to open sessions from now on; running ones go on."""
-        self._inbox.put(_Drain())
+    def refuse(self, refuse: bool) -> None:
+        """Open no sessions from now on, or some again; running ones go on."""
+        self._inbox.put(_Refuse(refuse))
+
+    def drain(self) -> Future[None]:
+        """Open no sessions from now on; done once none is left."""
+        self.refuse(True)
+        done: Future[None] = Future()
+        self._inbox.put(_Drain(done))
+        return done
 
     def open_stream(self, emit: Emit) -> int:
         """A new stream; `emit` gets its events, in the engine's thread, and must not block.
@@ -120,8 +131,8 @@ class Engine:
             while self._take_in():
                 if self._scheduler.has_wants:
                     self._send(self._scheduler.answer())
-                if self._scheduler.is_drained and not self.drained.done():
-                    self.drained.set_result(None)
+                while self._drains and self._scheduler.is_drained:
+                    self._drains.pop().set_result(None)
             for stream in list(self._emits):
                 self._scheduler.close_stream(stream)
             self.finished.set_result(None)
@@ -149,8 +160,10 @@ class Engine:
                 case _StreamClosed(stream):
                     self._emits.pop(stream, None)
                     self._scheduler.close_stream(stream)
-                case _Drain():
-                    self._scheduler.drain()
+                case _Refuse(refuse):
+                    self._scheduler.refuse(refuse)
+                case _Drain(done):
+                    self._drains.append(done)
                 case _Stop():
                     running = False
 

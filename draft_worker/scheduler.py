@@ -75,7 +75,7 @@ class Scheduler:
         self._sessions: dict[Key, _Session] = {}
         # In the order in which sessions began to want something: the oldest goes first.
         self._wants: dict[Key, _Want] = {}
-        self._draining = False
+        self._refusing = False
         self._log = logs.get(__name__)
         self._tracer = telemetry.tracer(__name__)
 
@@ -86,12 +86,12 @@ class Scheduler:
 
     @property
     def is_drained(self) -> bool:
-        """Whether `drain` was asked for and no session is left."""
-        return self._draining and not self._sessions
+        """Whether nothing is opened and no session is left."""
+        return self._refusing and not self._sessions
 
-    def drain(self) -> None:
-        """Open nothing from now on; running sessions go on."""
-        self._draining = True
+    def refuse(self, refuse: bool) -> None:
+        """Open nothing from now on, or something again; running sessions go on."""
+        self._refusing = refuse
 
     def apply(self, stream: int, command: DraftCommand) -> list[Addressed]:
         """Take one command in."""
@@ -134,8 +134,8 @@ class Scheduler:
 
     def _open(self, key: Key, command: OpenDraft) -> None:
         self._check_epoch(key, command.epoch)
-        if self._draining:
-            raise OverloadedError("this draft worker is shutting down; use another one")
+        if self._refusing:
+            raise OverloadedError("this draft worker is draining; use another one")
         if key not in self._sessions and len(self._sessions) >= self._max_sessions:
             raise OverloadedError(
                 f"this draft worker holds {self._max_sessions} sessions, as many as it may; "

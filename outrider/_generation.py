@@ -1,144 +1,74 @@
-"""One running `Generate` call as a stream of chunks, synchronous and asynchronous.
+"""One completion as a stream of chunks, synchronous and asynchronous.
 
 Both classes keep the same promises: iterating yields chunks, `complete` (one completion) and
-`complete_all` (any number) wait for the rest, and a caller that leaves early (break, close,
-an exception, the end of the `with` block) cancels the call, which frees its sessions at once.
+`complete_all` (any number) wait for the rest. When the stream breaks, iterating goes on with
+another one, at any coordinator, and nothing is lost or doubled. A caller that leaves early (break,
+close, an exception, the end of the `with` block) cancels the session.
 """
 
 import asyncio
-import uuid
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeAlias
 
 import grpc
-from grpc_status import rpc_status
-from opentelemetry import trace
 
-from outrider import rpc, telemetry
-from outrider._protocol import GenerateOptions, generate_request
-from outrider._transcript import Transcript
+from outrider._coordinators import AsyncCoordinators, Coordinators
+from outrider._following import Following, check_single
+from outrider._protocol import GenerateOptions
+from outrider._retry import Retry
 from outrider._values import Chunk, Completion
-from outrider.errors import InternalError, InvalidRequestError, OutriderError, UnavailableError
+from outrider.errors import UnavailableError
 from outrider.pb.v1 import coordinator_pb2 as pb
 
-
-def call_error(error: grpc.RpcError, address: str, *, answered: bool = False) -> OutriderError:
-    """The error of a failed call to the coordinator; says what to start when nothing answers.
-
-    `answered`: it had said something before.
-    """
-    found = rpc.error_of(error, address)
-    from_server = rpc_status.from_call(error) is not None  # type: ignore[arg-type]  # see rpc.py
-    if isinstance(found, UnavailableError) and not from_server:
-        if answered:
-            return UnavailableError(f"lost the connection to the coordinator at {address}")
-        return UnavailableError(
-            f"nothing answers at {address}: is a coordinator running there? "
-            "`outrider up` starts everything on this machine"
-        )
-    return found
+Call: TypeAlias = "grpc.CallIterator[pb.GenerateResponse] | grpc.CallIterator[pb.ResumeResponse]"
+AsyncCall: TypeAlias = (
+    "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]"
+    " | grpc.aio.UnaryStreamCall[pb.ResumeRequest, pb.ResumeResponse]"
+)
+RESPONSES = (pb.GenerateResponse, pb.ResumeResponse)
 
 
-def check_single(n: int) -> None:
-    """Refuse to give several completions as one with an `InvalidRequestError`."""
-    if n > 1:
-        raise InvalidRequestError(f"there are n={n} completions; use complete_all to get them")
-
-
-class _Generation:
-    """What both kinds of stream share: the request, the transcript and the span."""
-
-    def __init__(self, address: str, prompt: str | None, options: GenerateOptions) -> None:
-        arguments: dict[str, Any] = {**options}
-        self._timeout_s: float | None = arguments.pop("timeout_s", None)
-        session_id = arguments.pop("session_id", "") or uuid.uuid4().hex
-        self._request = generate_request(prompt, session_id=session_id, **arguments)
-        self._address = address
-        self._transcript = Transcript(session_id, self._request.n)
-        self._error: OutriderError | None = None
-        self._closed = False
-        self._span = telemetry.tracer(__name__).start_span(
-            "outrider.generate",
-            kind=trace.SpanKind.CLIENT,
-            attributes={"outrider.session_id": session_id, "server.address": address},
-        )
-
-    def _metadata(self) -> tuple[tuple[str, str], ...]:
-        parent = telemetry.traceparent(trace.set_span_in_context(self._span))
-        return (("traceparent", parent),) if parent else ()
-
-    @property
-    def session_id(self) -> str:
-        """The id of the session; known from the start."""
-        return self._transcript.session_id
-
-    @property
-    def prompt_text(self) -> str:
-        """The prompt that was sent back (`echo`); known once the first chunk is there."""
-        return self._transcript.prompt_text
-
-    def _call_failed(self, error: grpc.RpcError) -> OutriderError:
-        return self._fail(call_error(error, self._address, answered=self._transcript.begun))
-
-    def _fail(self, error: OutriderError) -> OutriderError:
-        self._error = error
-        self._span.record_exception(error)
-        self._span.set_status(trace.StatusCode.ERROR, error.message)
-        return error
-
-    def _check_finished(self) -> None:
-        if not self._transcript.finished and not self._closed:
-            raise self._fail(InternalError(f"the stream from {self._address} ended too early"))
-
-    def _close(self, cancel: Callable[[], object]) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        cancel()
-        self._span.end()
-
-    def _check_single(self) -> None:
-        check_single(self._transcript.n)
-
-    def _results(self) -> list[Completion]:
-        if self._error is not None:
-            raise self._error
-        return self._transcript.completions()
-
-
-class Generation(_Generation):
+class Generation(Following):
     """A running completion; iterate over it for chunks, or take all of it with `complete`."""
 
     def __init__(
         self,
-        start: "grpc.UnaryStreamMultiCallable[pb.GenerateRequest, pb.GenerateResponse]",
-        address: str,
+        coordinators: Coordinators,
+        retry: Retry,
         prompt: str | None,
         options: GenerateOptions,
     ) -> None:
-        super().__init__(address, prompt, options)
-        self._call = start(self._request, timeout=self._timeout_s, metadata=self._metadata())
+        super().__init__(coordinators.directory, coordinators.metadata, retry, prompt, options)
+        self._coordinators = coordinators
+        # `cancel` may come from another thread at any time.
+        self._lock = threading.Lock()
+        self._left = threading.Event()
+        self._call: Call | None = None
+        coordinators.follow(self)
+        with suppress(UnavailableError):  # a name without an address; iterating tries again
+            self._open()
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Yield chunks until the end; leaving the loop early cancels the call.
+        """Yield chunks until the end; leaving the loop early cancels the session.
 
         Raises:
-            OutriderError: the call failed; what was yielded before is valid.
+            OutriderError: the completion failed, or no coordinator went on with it for too
+                long; what was yielded before is valid.
         """
-        if self._closed:
-            return
         try:
-            for response in self._call:
-                chunk = self._transcript.feed(response)
-                if chunk is not None:
-                    yield chunk
-            self._check_finished()
-        except grpc.RpcError as error:
-            if not self._closed:  # else our own cancel, which is no failure
-                raise self._call_failed(error) from error
-        except InternalError as error:
-            raise self._fail(error) from None
+            while not self._closed:
+                failure: grpc.RpcError | UnavailableError
+                try:
+                    yield from self._chunks()
+                    return
+                except (grpc.RpcError, UnavailableError) as error:
+                    failure = error
+                self._call = None
+                if self._closed or self._left.wait(self._pause_s(failure)):
+                    return
         finally:
             self.cancel()
 
@@ -149,26 +79,64 @@ class Generation(_Generation):
 
         Raises:
             InvalidRequestError: there are several; see `complete_all`.
-            OutriderError: the call failed.
+            OutriderError: as in iterating.
         """
-        self._check_single()
+        check_single(self._transcript.n)
         return self.complete_all()[0]
 
     def complete_all(self) -> list[Completion]:
         """Wait for the rest of every completion and return them in the order of their index.
 
         Raises:
-            OutriderError: the call failed.
+            OutriderError: as in iterating.
         """
         for _ in self:
             pass
         return self._results()
 
     def cancel(self) -> None:
-        """End the call if it still runs; does nothing afterwards."""
-        self._close(self._call.cancel)
+        """Cancel the session if it still runs; does nothing afterwards."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            call = self._call
+        self._left.set()
+        if self._may_run_on:
+            self._coordinators.cancel_soon(self.session_id)
+        if call is not None:
+            end: Callable[[], object] = call.cancel
+            end()
+        self._span.end()
 
     close = cancel
+
+    def _open(self) -> None:
+        """Make the next call, to the coordinator that is likeliest to answer."""
+        self._coordinators.look_up()
+        endpoint = self._directory.first()
+        stub = self._coordinators.stub(endpoint)
+        with self._lock:
+            if self._closed:
+                return
+            request = self._next_request(endpoint)
+            timeout_s, metadata = self._attempts.remaining_s, self._metadata
+            if isinstance(request, pb.ResumeRequest):
+                self._call = stub.Resume(request, timeout=timeout_s, metadata=metadata)
+            else:
+                self._call = stub.Generate(request, timeout=timeout_s, metadata=metadata)
+
+    def _chunks(self) -> Iterator[Chunk]:
+        """What one call brings, to its end."""
+        if self._call is None:
+            self._open()
+        call = self._call
+        if call is not None:
+            for response in call:
+                chunk = self._feed(response)
+                if chunk is not None:
+                    yield chunk
+            self._check_finished()
 
     def __enter__(self) -> Self:
         return self
@@ -182,44 +150,56 @@ class Generation(_Generation):
         self.cancel()
 
 
-class AsyncGeneration(_Generation):
+class AsyncGeneration(Following):
     """A running completion; iterate over it for chunks, or take all of it with `complete`."""
 
     def __init__(
         self,
-        start: "grpc.aio.UnaryStreamMultiCallable[pb.GenerateRequest, pb.GenerateResponse]",
-        address: str,
+        coordinators: AsyncCoordinators,
+        retry: Retry,
         prompt: str | None,
         options: GenerateOptions,
     ) -> None:
-        super().__init__(address, prompt, options)
-        self._call = start(self._request, timeout=self._timeout_s, metadata=self._metadata())
+        super().__init__(coordinators.directory, coordinators.metadata, retry, prompt, options)
+        self._coordinators = coordinators
+        self._left = asyncio.Event()
+        self._call: AsyncCall | None = None
+        coordinators.follow(self)
+        # A name has to be looked up first, which is waited for at the first step of a loop.
+        if not self._directory.to_resolve() and self._directory.endpoints():
+            self._open()
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
-        """Yield chunks until the end; leaving the loop early cancels the call.
+        """Yield chunks until the end; leaving the loop early cancels the session.
 
         Raises:
-            OutriderError: the call failed; what was yielded before is valid.
+            OutriderError: the completion failed, or no coordinator went on with it for too
+                long; what was yielded before is valid.
         """
-        if self._closed:
-            return
         try:
-            # `read` gives grpc.aio.EOF, which is no message, at the end.
-            while isinstance(response := await self._call.read(), pb.GenerateResponse):
-                chunk = self._transcript.feed(response)
-                if chunk is not None:
-                    yield chunk
-            self._check_finished()
+            while not self._closed:
+                failure: grpc.RpcError | UnavailableError
+                try:
+                    call = await self._current_call()
+                    if call is None:
+                        return
+                    # `read` gives grpc.aio.EOF, which is no message, at the end.
+                    while isinstance(said := await call.read(), RESPONSES):
+                        chunk = self._feed(said)
+                        if chunk is not None:
+                            yield chunk
+                    self._check_finished()
+                    return
+                except (grpc.RpcError, UnavailableError) as error:
+                    failure = error
+                self._call = None
+                if self._closed or await self._left_within(self._pause_s(failure)):
+                    return
         except asyncio.CancelledError:
             # grpc raises this both for our own cancel and for that of the caller's task.
             task = asyncio.current_task()
             if not self._closed or (task is not None and task.cancelling()):
                 raise
-        except grpc.RpcError as error:
-            if not self._closed:
-                raise self._call_failed(error) from error
-        except InternalError as error:
-            raise self._fail(error) from None
         finally:
             self.cancel()
 
@@ -230,24 +210,59 @@ class AsyncGeneration(_Generation):
 
         Raises:
             InvalidRequestError: there are several; see `complete_all`.
-            OutriderError: the call failed.
+            OutriderError: as in iterating.
         """
-        self._check_single()
+        check_single(self._transcript.n)
         return (await self.complete_all())[0]
 
     async def complete_all(self) -> list[Completion]:
         """Wait for the rest of every completion and return them in the order of their index.
 
         Raises:
-            OutriderError: the call failed.
+            OutriderError: as in iterating.
         """
         async for _ in self:
             pass
         return self._results()
 
     def cancel(self) -> None:
-        """End the call if it still runs; does nothing afterwards."""
-        self._close(self._call.cancel)
+        """Cancel the session if it still runs; does nothing afterwards."""
+        if self._closed:
+            return
+        self._closed = True
+        self._left.set()
+        if self._may_run_on:
+            self._coordinators.cancel_soon(self.session_id)
+        if self._call is not None:
+            self._call.cancel()
+        self._span.end()
+
+    def _open(self) -> None:
+        """Make the next call, to the coordinator that is likeliest to answer."""
+        endpoint = self._directory.first()
+        stub = self._coordinators.stub(endpoint)
+        request = self._next_request(endpoint)
+        timeout_s, metadata = self._attempts.remaining_s, self._metadata
+        if isinstance(request, pb.ResumeRequest):
+            self._call = stub.Resume(request, timeout=timeout_s, metadata=metadata)
+        else:
+            self._call = stub.Generate(request, timeout=timeout_s, metadata=metadata)
+
+    async def _current_call(self) -> "AsyncCall | None":
+        """The call that runs, or the next one; None once the caller has cancelled."""
+        if self._call is None:
+            await self._coordinators.look_up()
+            if not self._closed:
+                self._open()
+        return self._call
+
+    async def _left_within(self, pause_s: float) -> bool:
+        """Wait so long, or until the caller has cancelled; whether it has."""
+        try:
+            async with asyncio.timeout(pause_s):
+                return await self._left.wait()
+        except TimeoutError:
+            return False
 
     async def __aenter__(self) -> Self:
         return self

@@ -34,7 +34,7 @@ class GenerateOptions(TypedDict, total=False):
         itself after a space.
     min_tokens: end-of-sequence and stop ids are barred until there are that many tokens.
     allowed_token_ids, banned_token_ids: nothing else, and never those.
-    seed: the same seed gives the same tokens; drawn by the server when left out.
+    seed: the same seed gives the same tokens; drawn when left out.
     stop, stop_token_ids: strings and ids that end the completion and are not part of its
         text; with include_stop the stop string is.
     ignore_eos: go on past the model's end-of-sequence tokens.
@@ -47,8 +47,13 @@ class GenerateOptions(TypedDict, total=False):
         chosen each round.
     rule: "coupled" or "rejection", how drafts are accepted.
     session_id: an id of your own; made when left out.
+    idempotency_key: a word of your own that makes the call safe to be made again, with the same
+        session_id and equal options, by another process too: it streams the same session
+        from its start. Made when left out, so that the client's own tries are safe.
+    previous_session_id: a finished session; its prompt and completion come before the prompt,
+        and its messages before the messages.
     model: the model's name, where more than one is served.
-    timeout_s: seconds until the call fails with `DeadlineError`.
+    timeout_s: seconds until it fails with `DeadlineError`, however often it is taken up again.
     """
 
     messages: Sequence[Mapping[str, str]]
@@ -79,6 +84,8 @@ class GenerateOptions(TypedDict, total=False):
     speculation: bool | int | str | None
     rule: str | None
     session_id: str
+    idempotency_key: str
+    previous_session_id: str
     model: str
     timeout_s: float | None
 
@@ -87,6 +94,8 @@ def generate_request(
     prompt: str | None,
     *,
     session_id: str,
+    idempotency_key: str = "",
+    previous_session_id: str = "",
     messages: Sequence[Mapping[str, str]] | None = None,
     token_ids: Sequence[int] | None = None,
     max_tokens: int | None = None,
@@ -131,6 +140,8 @@ def generate_request(
         biases = (logit_bias or {}).items()
         request = pb.GenerateRequest(
             session_id=session_id,
+            idempotency_key=idempotency_key,
+            previous_session_id=previous_session_id,
             model=model,
             token_ids=None if token_ids is None else types_pb2.TokenIds(ids=token_ids),
             messages=None if messages is None else _messages_to_pb(messages),
@@ -212,12 +223,19 @@ def _draft_length(text: str) -> int:
         raise InvalidRequestError(error.message) from error
 
 
+_STATES = {
+    pb.SESSION_STATE_RUNNING: "running",
+    pb.SESSION_STATE_PAUSED: "paused",
+    pb.SESSION_STATE_FINISHED: "finished",
+}
+
+
 def session_from_pb(info: pb.SessionInfo) -> SessionInfo:
     """From the wire."""
     return SessionInfo(
         session_id=info.session_id,
         model=info.model,
-        running=info.state == pb.SESSION_STATE_RUNNING,
+        state=_STATES.get(info.state, "unknown"),
         finish_reason=wire.FINISH_REASONS_FROM_PB.get(info.finish_reason),
         epoch=info.epoch,
         prompt_tokens=info.prompt_tokens,

@@ -1,4 +1,8 @@
-"""What one `Generate` call has said so far, without any input or output."""
+"""What a completion has said so far, over all the streams that brought it; no input or output.
+
+A stream that breaks is followed by another one, which goes on where the transcript ends, or
+before that: pieces that are there already must be the same, and are not given again.
+"""
 
 from outrider import wire
 from outrider._values import Chunk, Completion, GenerateTimings, Piece, Usage
@@ -12,12 +16,13 @@ MICROSECONDS = 1e6
 
 
 class _Sample:
-    """One of the completions of a call."""
+    """One of the completions of a call; `position` is where its present stream is."""
 
     def __init__(self, index: int) -> None:
         self.text: list[str] = []
         self.pieces: list[Piece] = []
         self.finished: pb.Finished | None = None
+        self.position = 0
         self._index = index
 
     def continued(self, text: str, pieces: tuple[Piece, ...]) -> Chunk:
@@ -29,7 +34,10 @@ class _Sample:
 
 
 class Transcript:
-    """Folds the events of a call for `n` completions; `begun` once it has said anything."""
+    """Folds the events of all streams for `n` completions.
+
+    `begun` once any stream has said anything.
+    """
 
     def __init__(self, session_id: str, n: int = 1) -> None:
         self.session_id = session_id
@@ -37,6 +45,17 @@ class Transcript:
         self.begun = False
         self._started = pb.Started()
         self._samples: dict[int, _Sample] = {}
+
+    @property
+    def offsets(self) -> list[int]:
+        """Completion tokens that are there, by index of the completion."""
+        samples = (self._samples.get(index) for index in range(self.n))
+        return [len(sample.pieces) if sample else 0 for sample in samples]
+
+    def resume(self, *, from_start: bool = False) -> None:
+        """The next event is the first of a new stream, from `offsets` on or from the start."""
+        for sample in self._samples.values():
+            sample.position = 0 if from_start else len(sample.pieces)
 
     @property
     def finished(self) -> bool:
@@ -53,18 +72,26 @@ class Transcript:
         """Take the next event; the chunk that it brought, if it brought any.
 
         Raises:
-            InternalError: a delta is not the continuation of the one before.
+            InternalError: a delta is not the continuation of the one before, or says other
+                tokens than an earlier stream.
         """
-        self.begun = True
         match response.WhichOneof("event"):
             case "started":
-                self._started = response.started
+                if not self.begun:
+                    self._started = response.started
+                self.begun = True
                 self.session_id = response.started.session_id
                 return None
             case "delta":
+                self.begun = True
                 return self._continue(response.delta)
             case "finished":
+                self.begun = True
                 sample = self._sample(response.finished.index)
+                if sample.finished is not None:
+                    return None  # an earlier stream has said so
+                if sample.position != len(sample.pieces):
+                    raise self._misfit(sample.position, len(sample.pieces), "an end")
                 sample.finished = response.finished
                 text = response.finished.text
                 return sample.continued(text, ()) if text else None
@@ -82,15 +109,29 @@ class Transcript:
             )
         return self._samples.setdefault(index, _Sample(index))
 
-    def _continue(self, delta: pb.Delta) -> Chunk:
+    def _continue(self, delta: pb.Delta) -> Chunk | None:
         sample = self._sample(delta.index)
-        if delta.offset != len(sample.pieces):
-            raise InternalError(
-                f"session {self.session_id}: got tokens at {delta.offset}, "
-                f"expected them at {len(sample.pieces)}"
-            )
-        pieces = tuple(_piece(piece) for piece in delta.pieces)
+        if delta.offset != sample.position:
+            raise self._misfit(delta.offset, sample.position, "tokens")
+        known = sample.pieces[sample.position : sample.position + len(delta.pieces)]
+        for piece, again in zip(known, delta.pieces, strict=False):
+            if piece.token_id != again.token_id:
+                raise InternalError(
+                    f"session {self.session_id} was lost and made again from its start, and its "
+                    f"token {sample.position} is another one than before; only the coupled rule "
+                    "gives the same tokens again"
+                )
+            sample.position += 1
+        sample.position += len(delta.pieces) - len(known)
+        pieces = tuple(_piece(piece) for piece in delta.pieces[len(known) :])
+        if known and not pieces:
+            return None
         return sample.continued("".join(piece.text for piece in pieces), pieces)
+
+    def _misfit(self, got: int, expected: int, what: str) -> InternalError:
+        return InternalError(
+            f"session {self.session_id}: got {what} at {got}, expected them at {expected}"
+        )
 
     def _completion(self, index: int) -> Completion:
         sample, started = self._sample(index), self._started

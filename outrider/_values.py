@@ -93,11 +93,14 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionInfo:
-    """A session as its record says; `finish_reason` is None while it runs."""
+    """A session as its record says; `finish_reason` is None until it has finished.
+
+    `state` is "running", "paused" (nobody follows it, so nothing is computed) or "finished".
+    """
 
     session_id: str
     model: str
-    running: bool
+    state: str
     finish_reason: FinishReason | None
     epoch: int
     prompt_tokens: int

@@ -1,4 +1,4 @@
-"""The client SDK: `Client` and `AsyncClient` speak to a coordinator.
+"""The client SDK: `Client` and `AsyncClient` speak to coordinators.
 
     with Client("127.0.0.1:7070") as client:
         for chunk in client.generate("Once upon a time", max_tokens=64):
@@ -6,26 +6,28 @@
         completion = client.complete(messages=[{"role": "user", "content": "Hi"}])
         three = client.complete_all("Once upon a time", n=3, temperature=0.8)
 
-Every failure is an `outrider.errors.OutriderError` of its kind.
+    with Client(["10.0.0.1:7070", "10.0.0.2:7070"], tenant="acme") as client:
+        ...  # any of them may be killed at any time
+
+A client takes the address of one coordinator, those of several, or a name that stands for
+several. It asks the first that answers, and stays with it as long as it does. Every failure is
+an `outrider.errors.OutriderError` of its kind.
 """
 
-import threading
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import Self, Unpack
 
-import grpc
-
-from outrider import rpc
-from outrider._generation import AsyncGeneration, Generation, call_error, check_single
+from outrider._coordinators import CALL_TIMEOUT_S, AsyncCoordinators, Coordinators
+from outrider._following import check_single
+from outrider._generation import AsyncGeneration, Generation
 from outrider._protocol import (
     GenerateOptions,
     models_from_pb,
     session_from_pb,
     status_from_pb,
 )
+from outrider._retry import Retry
 from outrider._values import (
     Chunk,
     Completion,
@@ -39,47 +41,45 @@ from outrider._values import (
 )
 from outrider.messages import TokenLogprobs
 from outrider.pb.v1 import coordinator_pb2 as pb
-from outrider.pb.v1 import coordinator_pb2_grpc as pb_grpc
-
-if TYPE_CHECKING:
-    from outrider.pb.v1.coordinator_pb2_grpc import CoordinatorServiceAsyncStub
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
-# Of the short calls; how long a completion takes is for the caller to say.
-CALL_TIMEOUT_S = 10.0
-
-T = TypeVar("T")
+# A drain is not over before the worker has said so itself.
+DRAIN_TIMEOUT_S = 30.0
 
 
 class Client:
-    """A synchronous client; it connects at the first call and can be shared by threads."""
+    """A synchronous client; it connects at the first call and can be shared by threads.
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
-        self.address = address
-        # Threads that make their first calls at once share one channel.
-        self._lock = threading.Lock()
-        self._channel: grpc.Channel | None = None
-        self._made: pb_grpc.CoordinatorServiceStub | None = None
+    addresses: host:port of a coordinator, or of several in the order in which to ask them; a
+        name that has several IP addresses stands for several, in random order.
+    tenant: whose sessions they are; those of another tenant are not seen.
+    retry: how long what fails is tried again.
 
-    @property
-    def _stub(self) -> pb_grpc.CoordinatorServiceStub:
-        with self._lock:
-            if self._made is None:
-                rpc.check_address(self.address)
-                self._channel = grpc.insecure_channel(self.address, options=rpc.CHANNEL_OPTIONS)
-                self._made = pb_grpc.CoordinatorServiceStub(self._channel)
-            return self._made
+    Raises:
+        ConfigError: an address without a port, or a tenant that is not plain text.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str] = DEFAULT_ADDRESS,
+        *,
+        tenant: str = "",
+        retry: Retry | None = None,
+    ) -> None:
+        self._coordinators = Coordinators(addresses, tenant)
+        self._retry = retry or Retry()
 
     def generate(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Generation:
         """Start a completion and return it as a stream of chunks.
 
-        The options are those of `GenerateOptions`. The call is made at once; it is cancelled
-        when the caller stops iterating early.
+        The options are those of `GenerateOptions`. The call is made at once. When its stream
+        breaks, it is taken up again while it is iterated over; when the caller stops iterating
+        early, the session is cancelled.
 
         Raises:
             InvalidRequestError: not exactly one prompt, or an argument of the wrong kind.
         """
-        return Generation(self._stub.Generate, self.address, prompt, options)
+        return Generation(self._coordinators, self._retry, prompt, options)
 
     def complete(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Completion:
         """The whole completion at once; the options and errors of `generate` and of its stream.
@@ -99,33 +99,51 @@ class Client:
     def cancel(self, session_id: str) -> bool:
         """Cancel any session by its id; False when it had ended already."""
         request = pb.CancelRequest(session_id=session_id)
-        with _errors(self.address):
-            return self._stub.Cancel(request, timeout=CALL_TIMEOUT_S).cancelled
+        metadata = self._coordinators.metadata
+        return self._coordinators.ask(
+            lambda stub: stub.Cancel(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
+        ).cancelled
 
     def get_session(self, session_id: str) -> SessionInfo:
         """What the records say about a session; `UnknownSessionError` when there is none."""
         request = pb.GetSessionRequest(session_id=session_id)
-        with _errors(self.address):
-            response = self._stub.GetSession(request, timeout=CALL_TIMEOUT_S)
+        metadata = self._coordinators.metadata
+        response = self._coordinators.ask(
+            lambda stub: stub.GetSession(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
+        )
         return session_from_pb(response.session)
 
     def list_models(self) -> tuple[ModelInfo, ...]:
         """The models that are served."""
-        with _errors(self.address):
-            response = self._stub.ListModels(pb.ListModelsRequest(), timeout=CALL_TIMEOUT_S)
-        return models_from_pb(response)
+        request = pb.ListModelsRequest()
+        return models_from_pb(
+            self._coordinators.ask(lambda stub: stub.ListModels(request, timeout=CALL_TIMEOUT_S))
+        )
 
     def status(self) -> Status:
-        """Workers, sessions and figures."""
-        with _errors(self.address):
-            response = self._stub.GetStatus(pb.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
-        return status_from_pb(response)
+        """Workers, sessions and figures, as one coordinator sees them."""
+        request = pb.GetStatusRequest()
+        return status_from_pb(
+            self._coordinators.ask(lambda stub: stub.GetStatus(request, timeout=CALL_TIMEOUT_S))
+        )
+
+    def drain(self, worker_id: str, *, draining: bool = True) -> int:
+        """Have a worker take no more sessions and give up those it has, or serve again.
+
+        Returns the sessions that are still on it once it has obeyed.
+
+        Raises:
+            NotFoundError: no such worker is up.
+            UnavailableError: it did not obey in time.
+        """
+        request = pb.DrainWorkerRequest(worker_id=worker_id, draining=draining)
+        return self._coordinators.ask(
+            lambda stub: stub.DrainWorker(request, timeout=DRAIN_TIMEOUT_S)
+        ).sessions
 
     def close(self) -> None:
-        """Close the connection; calls that still run are cancelled."""
-        with self._lock:
-            if self._channel is not None:
-                self._channel.close()
+        """Cancel what still runs and close the connections."""
+        self._coordinators.close()
 
     def __enter__(self) -> Self:
         return self
@@ -140,24 +158,30 @@ class Client:
 
 
 class AsyncClient:
-    """An asynchronous client; it connects at the first call and belongs to one event loop."""
+    """An asynchronous client; it connects at the first call and belongs to one event loop.
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
-        self.address = address
+    The arguments are those of `Client`.
+    """
 
-    @cached_property
-    def _channel(self) -> grpc.aio.Channel:
-        return rpc.open_channel(self.address)
-
-    @cached_property
-    def _stub(self) -> "CoordinatorServiceAsyncStub":
-        return pb_grpc.CoordinatorServiceStub(self._channel)
+    def __init__(
+        self,
+        addresses: str | Sequence[str] = DEFAULT_ADDRESS,
+        *,
+        tenant: str = "",
+        retry: Retry | None = None,
+    ) -> None:
+        self._coordinators = AsyncCoordinators(addresses, tenant)
+        self._retry = retry or Retry()
 
     def generate(
         self, prompt: str | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncGeneration:
-        """Start a completion and return it as a stream of chunks; see `Client.generate`."""
-        return AsyncGeneration(self._stub.Generate, self.address, prompt, options)
+        """Start a completion and return it as a stream of chunks; see `Client.generate`.
+
+        While the name of a coordinator has not been looked up, the call is made at the first
+        step of the iteration.
+        """
+        return AsyncGeneration(self._coordinators, self._retry, prompt, options)
 
     async def complete(
         self, prompt: str | None = None, **options: Unpack[GenerateOptions]
@@ -175,32 +199,50 @@ class AsyncClient:
     async def cancel(self, session_id: str) -> bool:
         """Cancel any session by its id; False when it had ended already."""
         request = pb.CancelRequest(session_id=session_id)
-        return (await self._answer(self._stub.Cancel(request, timeout=CALL_TIMEOUT_S))).cancelled
+        metadata = self._coordinators.metadata
+        response = await self._coordinators.ask(
+            lambda stub: stub.Cancel(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
+        )
+        return response.cancelled
 
     async def get_session(self, session_id: str) -> SessionInfo:
         """What the records say about a session; `UnknownSessionError` when there is none."""
         request = pb.GetSessionRequest(session_id=session_id)
-        response = await self._answer(self._stub.GetSession(request, timeout=CALL_TIMEOUT_S))
+        metadata = self._coordinators.metadata
+        response = await self._coordinators.ask(
+            lambda stub: stub.GetSession(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
+        )
         return session_from_pb(response.session)
 
     async def list_models(self) -> tuple[ModelInfo, ...]:
         """The models that are served."""
-        call = self._stub.ListModels(pb.ListModelsRequest(), timeout=CALL_TIMEOUT_S)
-        return models_from_pb(await self._answer(call))
+        request = pb.ListModelsRequest()
+        return models_from_pb(
+            await self._coordinators.ask(
+                lambda stub: stub.ListModels(request, timeout=CALL_TIMEOUT_S)
+            )
+        )
 
     async def status(self) -> Status:
-        """Workers, sessions and figures."""
-        call = self._stub.GetStatus(pb.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
-        return status_from_pb(await self._answer(call))
+        """Workers, sessions and figures, as one coordinator sees them."""
+        request = pb.GetStatusRequest()
+        return status_from_pb(
+            await self._coordinators.ask(
+                lambda stub: stub.GetStatus(request, timeout=CALL_TIMEOUT_S)
+            )
+        )
 
-    async def _answer(self, call: Awaitable[T]) -> T:
-        with _errors(self.address):
-            return await call
+    async def drain(self, worker_id: str, *, draining: bool = True) -> int:
+        """Have a worker give up its sessions, or serve again; see `Client.drain`."""
+        request = pb.DrainWorkerRequest(worker_id=worker_id, draining=draining)
+        response = await self._coordinators.ask(
+            lambda stub: stub.DrainWorker(request, timeout=DRAIN_TIMEOUT_S)
+        )
+        return response.sessions
 
     async def close(self) -> None:
-        """Close the connection; calls that still run are cancelled."""
-        if "_channel" in self.__dict__:
-            await self._channel.close(None)
+        """Cancel what still runs and close the connections."""
+        await self._coordinators.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -212,14 +254,6 @@ class AsyncClient:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
-
-
-@contextmanager
-def _errors(address: str) -> Iterator[None]:
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise call_error(error, address) from error
 
 
 __all__ = [
@@ -234,6 +268,7 @@ __all__ = [
     "Generation",
     "ModelInfo",
     "Piece",
+    "Retry",
     "SessionInfo",
     "Status",
     "TokenLogprobs",

@@ -21,16 +21,20 @@
     └── InternalError             a fault of Outrider itself
 
 A message says what happened and what to do. `reason` is the stable word that crosses the
-wire; `code` is the gRPC status.
+wire; `code` is the gRPC status. An error that passes by itself can say when to try again.
 """
 
+import math
 from typing import ClassVar
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "outrider"
+# What is sent of a message, in UTF-8. grpc carries it twice in metadata, which is small.
+MESSAGE_BYTES = 1000
 
 
 class OutriderError(Exception):
@@ -38,6 +42,11 @@ class OutriderError(Exception):
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
     reason: ClassVar[str] = "OUTRIDER"
+
+    def __init__(self, *args: object, retry_after_s: float | None = None) -> None:
+        super().__init__(*args)
+        # When the same call may succeed, in seconds from now; None where nobody knows.
+        self.retry_after_s = retry_after_s
 
     @property
     def message(self) -> str:
@@ -187,21 +196,52 @@ def _by_code(code: grpc.StatusCode | None) -> type[OutriderError]:
     return InternalError if code is grpc.StatusCode.INTERNAL else base[code]
 
 
+def shortened(message: str) -> str:
+    """As much of a message as is sent; it may hold what a client or a peer made up."""
+    encoded = message.encode("utf-8", "replace")
+    if len(encoded) <= MESSAGE_BYTES:
+        return message
+    return f"{encoded[:MESSAGE_BYTES].decode('utf-8', 'ignore')}..."
+
+
 def to_status(error: OutriderError) -> status_pb2.Status:
-    """The `google.rpc.Status` of an error, with the reason as an `ErrorInfo` detail."""
-    detail = AnyMessage()
-    detail.Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))
-    return status_pb2.Status(code=error.code.value[0], message=error.message, details=[detail])
+    """The `google.rpc.Status` of an error.
+
+    Its details are the reason as an `ErrorInfo` and, where it is known, when to try again as a
+    `RetryInfo`.
+    """
+    details = [AnyMessage()]
+    details[0].Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))
+    if error.retry_after_s is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(math.ceil(error.retry_after_s * 1000))
+        details.append(AnyMessage())
+        details[1].Pack(retry)
+    message = shortened(error.message)
+    return status_pb2.Status(code=error.code.value[0], message=message, details=details)
 
 
 def from_status(status: status_pb2.Status) -> OutriderError:
     """The error of a `google.rpc.Status`; the inverse of `to_status`."""
-    reason = ""
+    reason, retry_after_s = "", None
     for detail in status.details:
-        info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info) and info.domain == DOMAIN:
+        info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+        if _unpack(detail, info) and info.domain == DOMAIN:
             reason = info.reason
-    return from_reason(reason, status.message, code_of(status.code))
+        elif _unpack(detail, retry):
+            delay = retry.retry_delay
+            retry_after_s = max(delay.seconds + delay.nanos / 1e9, 0.0)
+    error = from_reason(reason, shortened(status.message), code_of(status.code))
+    error.retry_after_s = retry_after_s
+    return error
+
+
+def _unpack(detail: AnyMessage, into: Message) -> bool:
+    """Whether the detail is of that kind; one that can't be read is of none."""
+    try:
+        return detail.Unpack(into)
+    except DecodeError:
+        return False
 
 
 def code_of(number: int) -> grpc.StatusCode | None:

@@ -321,6 +321,14 @@ class DrafterLost(SessionMessage):
 DecodeEvent: TypeAlias = Progress | SessionEnded | SessionFailed | DrafterLost
 
 
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """How the verify worker is: for how long its engine is overdue, and whether it drains."""
+
+    silent_ms: int = 0
+    draining: bool = False
+
+
 # --- verify worker -> draft worker --------------------------------------------------------
 
 

@@ -56,10 +56,14 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
 
 
 class Server:
-    """A grpc.aio server with health and reflection; not serving until `set_serving(True)`."""
+    """A grpc.aio server with health and reflection; not serving until `set_serving(True)`.
 
-    def __init__(self) -> None:
-        self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
+    It takes messages of up to `receive_bytes`.
+    """
+
+    def __init__(self, receive_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        options = {**dict(SERVER_OPTIONS), "grpc.max_receive_message_length": receive_bytes}
+        self.grpc = grpc.aio.server(options=list(options.items()))
         self._health = health_aio.HealthServicer()
         self._names: list[str] = []
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -125,10 +129,7 @@ def error_of(call_error: grpc.RpcError, target: str) -> OutriderError:
         return UnavailableError(f"nothing answers at {target}: {details}")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in details:
         # Of grpc itself, on either side; unlike a full service it will say so every time.
-        return InvalidRequestError(
-            f"a message to or from {target} is above the limit of "
-            f"{MAX_MESSAGE_BYTES // 2**20} MiB: {details}"
-        )
+        return InvalidRequestError(f"a message to or from {target} is above the limit: {details}")
     return from_reason("", f"call to {target} failed: {code.name}: {details}", code)
 
 

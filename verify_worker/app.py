@@ -7,13 +7,15 @@ from typing import Any
 from outrider import logs, rpc, service
 from outrider.errors import InternalError
 from outrider.pb.v1 import verify_pb2, verify_pb2_grpc
+from outrider.session.announcing import Announcer
 from outrider.session.prefixes import Holder, PrefixDirectory, keep_published
 from outrider.session.redis import Redis, connect
-from outrider.session.registry import Pool, Registry, WorkerRecord, keep_announced
+from outrider.session.registry import Pool, Registry, WorkerRecord
 from verify_worker import metrics
 from verify_worker.config import Settings
 from verify_worker.draft_links import DraftLinks
 from verify_worker.engine import Engine
+from verify_worker.health import heartbeat, keep_health
 from verify_worker.servicer import Identity, VerifyServicer
 from verify_worker.state import Output
 from verify_worker.streams import Streams, deliver
@@ -22,6 +24,8 @@ from verify_worker.tracing import SessionSpans
 
 SERVICE_NAME = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 _STREAM_GRACE_S = 2.0
+# What the last step may take after everything else has ended.
+_STOP_S = 30.0
 
 
 class VerifyWorker:
@@ -30,6 +34,7 @@ class VerifyWorker:
     def __init__(self, settings: Settings, worker_id: str) -> None:
         self._settings = settings
         self._identity = Identity(worker_id, service.new_incarnation())
+        self._stopping = False
         self._log = logs.get(__name__)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -51,13 +56,13 @@ class VerifyWorker:
 
     async def _serve(self, target: Target, stop: asyncio.Event) -> None:
         settings = self._settings
-        streams = Streams()
         loop = asyncio.get_running_loop()
 
         def publish(outputs: Sequence[Output]) -> None:
             loop.call_soon_threadsafe(deliver, outputs, streams, links)
 
         engine = Engine(target.scheduler, target.runner, publish, SessionSpans())
+        streams = Streams(lambda: heartbeat(engine, self._identity))
         links = DraftLinks(engine.post)
         server = rpc.Server()
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(
@@ -69,11 +74,14 @@ class VerifyWorker:
             address = f"{settings.advertise_host or settings.host}:{port}"
             engine.start()
             leaving = asyncio.Event()
-            announcer = asyncio.create_task(
-                keep_announced(Registry(redis), lambda: self._record(target, address), leaving)
+            announcer = Announcer(
+                Registry(redis), lambda: self._record(target, address), self._obey
             )
+            announcing = asyncio.create_task(announcer.run(leaving))
             publisher = asyncio.create_task(self._publish_prefixes(redis, target, leaving))
-            await server.set_serving(True)
+            health = asyncio.create_task(
+                keep_health(server, engine, self._identity, settings.engine_silence_s)
+            )
             self._log.info("serving", address=address, model=target.name)
             died = asyncio.wrap_future(engine.finished)
             stopped = asyncio.create_task(stop.wait())
@@ -82,17 +90,23 @@ class VerifyWorker:
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 stopped.cancel()
-                # First nobody new comes, then the sessions finish, then the parts end.
-                self._identity.draining = True
+                # First nobody new comes, and all coordinators are told; then the sessions move
+                # or finish, then the worker leaves the registry, then the parts end.
+                self._identity.draining = self._stopping = True
                 await server.set_serving(False)
-                leaving.set()
-                await announcer
-                await publisher
+                announcer.changed()
                 await self._drain(engine, died)
+                leaving.set()
+                await announcing
+                await publisher
                 streams.end_all()
                 await server.stop(_STREAM_GRACE_S)
                 await links.close()
-                await asyncio.to_thread(engine.stop)
+                health.cancel()
+                await asyncio.gather(health, return_exceptions=True)
+                ended = await asyncio.to_thread(engine.stop, _STOP_S)
+            if not ended:
+                raise InternalError(f"the engine hangs: no end of a step within {_STOP_S:g} s")
             if died.done() and died.exception() is not None:
                 raise InternalError("the engine failed; the log has the traceback")
 
@@ -103,6 +117,12 @@ class VerifyWorker:
             holder = Holder(self._identity.worker_id, self._identity.incarnation)
             depths = target.scheduler.pool.depths
             await keep_published(PrefixDirectory(redis), fingerprint, holder, depths, stop)
+
+    async def _obey(self, draining: bool) -> None:
+        """Give up the sessions or take some again, as somebody has ordered."""
+        if not self._stopping:
+            self._log.info("draining" if draining else "serving again")
+            self._identity.draining = draining
 
     async def _drain(self, engine: Engine, died: asyncio.Future[None]) -> None:
         """Wait for the sessions to finish, for as long as the settings allow."""

@@ -76,6 +76,9 @@ class Settings:
         True,
         help="Keep the KV of prompts and answers for sessions that begin with the same tokens.",
     )
+    engine_silence_s: float = setting(
+        5.0, at_least=1, help="Seconds that the engine may hang before the worker is unhealthy."
+    )
     threads: int = setting(0, at_least=0, help="Threads of torch; 0 leaves it to torch.")
     drain_timeout_s: float = setting(
         30.0, at_least=0, help="Seconds that sessions get to finish after SIGTERM."

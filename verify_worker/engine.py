@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider import logs
+from outrider.clock import AwakeClock
 from outrider.errors import InternalError, OutriderError
 from outrider.messages import (
     AssignDrafter,
@@ -23,12 +24,15 @@ from outrider.messages import (
     Proposal,
     StartSession,
 )
+from verify_worker.pulse import Pulse
 from verify_worker.scheduler import Scheduler
 from verify_worker.state import Outcome, Output, Plan
 from verify_worker.tracing import SessionSpans
 
 _LOG = logs.get(__name__)
 _LEAST_WAIT_S = 0.001
+# How often `clock` has to tick while the engine runs.
+TICK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ class Engine:
     """One scheduler and one runner in one thread.
 
     `finished` is done when the thread has ended, and carries the exception when that was a
-    fault.
+    fault. `pulse` tells whether it hangs, as long as somebody ticks `awake`.
     """
 
     def __init__(
@@ -97,6 +101,8 @@ class Engine:
     ) -> None:
         self.scheduler = scheduler
         self.finished: Future[None] = Future()
+        self.awake = AwakeClock(TICK_S)
+        self.pulse = Pulse(self.awake)
         self._runner = runner
         self._publish = publish
         self._spans = spans
@@ -120,10 +126,11 @@ class Engine:
         self.post(Drain(done))
         return done
 
-    def stop(self) -> None:
-        """End the thread after the running step and wait for it."""
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """End the thread after the running step; False if that takes longer than `timeout_s`."""
         self._inbox.put((self._clock(), None))
-        self._thread.join()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
@@ -142,8 +149,10 @@ class Engine:
                 if message is None:
                     return
                 outputs += self._handle(message, came_at_s)
+            self.pulse.begin()
             plan = self.scheduler.plan(self._clock())
             if plan is not None:
+                self.pulse.begin(self.scheduler.cost.seconds(plan.shape))
                 outputs.extend(self._step(plan))
             if self._drains and not self.scheduler.sessions:
                 self._drains.pop().set_result(None)
@@ -160,8 +169,10 @@ class Engine:
             wake_at = self.scheduler.wake_at_s(now_s)
             # A session can be due and still have to wait for blocks: no spinning meanwhile.
             timeout = None if wake_at is None else max(wake_at - now_s, _LEAST_WAIT_S)
+            self.pulse.rest()
         try:
             taken.append(self._inbox.get(block=wait, timeout=timeout))
+            self.pulse.begin()
             while True:
                 taken.append(self._inbox.get_nowait())
         except queue.Empty:

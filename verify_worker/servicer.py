@@ -45,6 +45,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         number = self._streams.open()
         reader = asyncio.create_task(self._read(number, request_iterator))
         try:
+            # The coordinator gives sessions to a worker that it has heard.
+            await context.write(self._streams.frame())
             while (frame := await self._streams.next_frame(number)) is not None:
                 await context.write(frame)
         finally:

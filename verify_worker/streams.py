@@ -2,10 +2,10 @@
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from outrider import logs, wire
-from outrider.messages import DecodeEvent
+from outrider.messages import DecodeEvent, Heartbeat
 from outrider.pb.v1 import verify_pb2
 from verify_worker.draft_links import DraftLinks
 from verify_worker.state import LeaveDrafter, Output, ToCoordinator, ToDrafter
@@ -13,12 +13,18 @@ from verify_worker.state import LeaveDrafter, Output, ToCoordinator, ToDrafter
 _LOG = logs.get(__name__)
 # More than a coordinator that reads ever leaves lying.
 MOST_EVENTS = 10_000
+# A stream on which nothing happens says so this often.
+HEARTBEAT_S = 0.5
 
 
 class Streams:
-    """The open Decode streams by their number; use it from the event loop only."""
+    """The open Decode streams by their number; use it from the event loop only.
 
-    def __init__(self) -> None:
+    `heartbeat` gives what every frame says of the worker.
+    """
+
+    def __init__(self, heartbeat: Callable[[], Heartbeat] = Heartbeat) -> None:
+        self._heartbeat = heartbeat
         self._numbers = itertools.count(1)
         self._queues: dict[int, asyncio.Queue[DecodeEvent | None]] = {}
 
@@ -57,22 +63,32 @@ class Streams:
             queue.get_nowait()
         queue.put_nowait(None)
 
+    def frame(self, events: Sequence[DecodeEvent] = ()) -> verify_pb2.DecodeResponse:
+        """A frame of events, with how the worker is."""
+        return verify_pb2.DecodeResponse(
+            events=[wire.decode_event_to_pb(event) for event in events],
+            heartbeat=wire.heartbeat_to_pb(self._heartbeat()),
+        )
+
     async def next_frame(self, number: int) -> verify_pb2.DecodeResponse | None:
-        """Wait for events and give all that there are; None at the end of the stream."""
+        """All events that there are, waiting for one for `HEARTBEAT_S`; None at the end."""
         queue = self._queues.get(number)
         if queue is None:
             return None
-        events = [await queue.get()]
-        while events[-1] is not None and not queue.empty():
-            events.append(queue.get_nowait())
-        if events[-1] is None:
-            # The end again, for the next call, after what came before it.
-            queue.put_nowait(None)
-            events.pop()
-        if not events:
-            return None
-        frame = [wire.decode_event_to_pb(event) for event in events if event is not None]
-        return verify_pb2.DecodeResponse(events=frame)
+        try:
+            async with asyncio.timeout(HEARTBEAT_S):
+                event = await queue.get()
+        except TimeoutError:
+            return self.frame()
+        events: list[DecodeEvent] = []
+        while event is not None:
+            events.append(event)
+            if queue.empty():
+                return self.frame(events)
+            event = queue.get_nowait()
+        # The end again, for the next call, after what came before it.
+        queue.put_nowait(None)
+        return self.frame(events) if events else None
 
 
 def deliver(outputs: Sequence[Output], streams: Streams, links: DraftLinks) -> None:

@@ -22,6 +22,7 @@ COMMANDS = {
     "generate": ("outrider.cli.generate", "Complete a prompt."),
     "chat": ("outrider.cli.chat", "Talk to the model."),
     "status": ("outrider.cli.status", "Show workers, sessions and figures."),
+    "drain": ("outrider.cli.drain", "Have a worker give up its sessions before it is stopped."),
     "policy": ("outrider.cli.policy", "Show or set what requests get that leave it open."),
     "verify-exactness": (
         "outrider.cli.verify_exactness",

@@ -28,9 +28,10 @@ def run(settings: Settings) -> None:
     """
     with suppress(ImportError):
         importlib.import_module("readline")  # gives input() a history and editing keys
-    with Client(settings.server) as client:
+    with settings.client() as client:
         model = ", ".join(m.name for m in client.list_models()) or "no model yet"
-        click.echo(f"{model} at {settings.server}. /reset forgets, /quit leaves.", err=True)
+        where = ", ".join(settings.coordinator)
+        click.echo(f"{model} at {where}. /reset forgets, /quit leaves.", err=True)
         _converse(client, settings)
 
 

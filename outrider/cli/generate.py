@@ -35,6 +35,9 @@ class Settings(RequestSettings):
         choices=("raw", "processed"),
         help="Of the target's own distribution, or of the one that is sampled from.",
     )
+    previous_session_id: str = setting(
+        "", help="A finished session whose prompt and answer come before the prompt."
+    )
     json: bool = setting(False, help="Print one JSON object when all is there.")
 
     def __post_init__(self) -> None:
@@ -46,7 +49,7 @@ class Settings(RequestSettings):
 
 def run(settings: Settings) -> None:
     """Complete PROMPT and show the text as it comes."""
-    with Client(settings.server) as client, _start(client, settings) as generation:
+    with settings.client() as client, _start(client, settings) as generation:
         if settings.json:
             completions = generation.complete_all()
             several = len(completions) > 1
@@ -89,6 +92,7 @@ def _show_prompt(text: str) -> None:
 
 def _start(client: Client, settings: Settings) -> Generation:
     options = settings.options()
+    options["previous_session_id"] = settings.previous_session_id
     options["echo"] = settings.echo
     options["n"] = settings.n
     options["logprobs"] = settings.logprobs

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from outrider.client import DEFAULT_ADDRESS, GenerateOptions
+from outrider.cli.connection import ConnectionSettings
+from outrider.client import GenerateOptions
 from outrider.config import setting
 from outrider.draft_length import parse_draft_length
 from outrider.errors import ConfigError
@@ -12,10 +13,9 @@ RULES = tuple(rule.value for rule in AcceptanceRule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSettings:
+class RequestSettings(ConnectionSettings):
     """Where to ask, and how to sample."""
 
-    server: str = setting(DEFAULT_ADDRESS, help="Address of the coordinator, HOST:PORT.")
     max_tokens: int | None = setting(
         None, at_least=1, help="Most tokens to generate; up to the context limit if not given."
     )

@@ -7,23 +7,23 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from outrider.cli.connection import ConnectionSettings
 from outrider.cli.display import speculation_json, speculation_line
-from outrider.client import DEFAULT_ADDRESS, Client, ModelInfo, Status
+from outrider.client import ModelInfo, Status
 from outrider.config import command as settings_command
 from outrider.config import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(ConnectionSettings):
     """What to ask whom."""
 
-    server: str = setting(DEFAULT_ADDRESS, help="Address of the coordinator, HOST:PORT.")
     json: bool = setting(False, help="Print one JSON object.")
 
 
 def run(settings: Settings) -> None:
-    """Show workers, sessions and figures as the coordinator sees them."""
-    with Client(settings.server) as client:
+    """Show workers, sessions and figures as the first coordinator that answers sees them."""
+    with settings.client() as client:
         status, models = client.status(), client.list_models()
     if settings.json:
         found = asdict(status) | {

@@ -108,7 +108,7 @@ def _summary(stack: LocalStack) -> str:
     drafter = settings.draft_model or settings.drafter
     # An address of the user's own may hold a password.
     records = "" if settings.redis_url else f"  records  {stack.redis_url}\n"
-    server = "" if stack.address.endswith(":7070") else f" --server {stack.address}"
+    server = "" if stack.address.endswith(":7070") else f" --coordinator {stack.address}"
     return (
         f"ready at {stack.address}\n"
         f"  target   {settings.model}\n"

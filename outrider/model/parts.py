@@ -75,6 +75,9 @@ def parts_of(module: PreTrainedModel) -> Decoder | None:
         return None
     if any(type(linear) is not torch.nn.Linear for linear in _linears(untyped)):
         return None
+    # Norms of every family have a class of their own, by one name.
+    if not all(type(norm).__name__.endswith("RMSNorm") for norm in _norms(untyped)):
+        return None
     return Decoder(
         untyped.model.embed_tokens.weight,
         untyped.model.rotary_emb,
@@ -113,6 +116,15 @@ def _window(attention: Any) -> int | None:
     if attention.config.model_type == "mistral":
         return getattr(attention.config, "sliding_window", None)
     return None
+
+
+def _norms(module: Any) -> Iterator[torch.nn.Module]:
+    for layer in module.model.layers:
+        yield from (layer.input_layernorm, layer.post_attention_layernorm)
+        for name in ("q_norm", "k_norm"):
+            if hasattr(layer.self_attn, name):
+                yield getattr(layer.self_attn, name)
+    yield module.model.norm
 
 
 def _linears(module: Any) -> Iterator[torch.nn.Module]:

@@ -1,7 +1,4 @@
-"""What a session was asked for, as the JSON field of its record.
-
-A record of an older version, which lacks a parameter, means its default.
-"""
+"""What a session was asked for, as the JSON field of its record."""
 
 import json
 from typing import Any
@@ -29,21 +26,20 @@ def sampling_to_dict(sampling: SamplingParams) -> dict[str, Any]:
 
 def sampling_from_dict(asked: dict[str, Any], seed: int) -> SamplingParams:
     """The inverse of `sampling_to_dict`."""
-    default = SamplingParams()
     return SamplingParams(
         temperature=asked["temperature"],
         top_k=asked["top_k"],
         top_p=asked["top_p"],
         seed=seed,
-        min_p=asked.get("min_p", default.min_p),
-        repetition_penalty=asked.get("repetition_penalty", default.repetition_penalty),
-        frequency_penalty=asked.get("frequency_penalty", default.frequency_penalty),
-        presence_penalty=asked.get("presence_penalty", default.presence_penalty),
-        logit_bias=tuple((token, bias) for token, bias in asked.get("logit_bias", ())),
-        bad_words=tuple(tuple(word) for word in asked.get("bad_words", ())),
-        min_tokens=asked.get("min_tokens", default.min_tokens),
-        allowed_ids=tuple(asked.get("allowed_ids", ())),
-        banned_ids=tuple(asked.get("banned_ids", ())),
+        min_p=asked["min_p"],
+        repetition_penalty=asked["repetition_penalty"],
+        frequency_penalty=asked["frequency_penalty"],
+        presence_penalty=asked["presence_penalty"],
+        logit_bias=tuple((token, bias) for token, bias in asked["logit_bias"]),
+        bad_words=tuple(tuple(word) for word in asked["bad_words"]),
+        min_tokens=asked["min_tokens"],
+        allowed_ids=tuple(asked["allowed_ids"]),
+        banned_ids=tuple(asked["banned_ids"]),
     )
 
 
@@ -59,9 +55,10 @@ def speculation_to_dict(speculation: SpeculationOptions) -> dict[str, Any]:
 
 def speculation_from_dict(asked: dict[str, Any]) -> SpeculationOptions:
     """The inverse of `speculation_to_dict`."""
-    rule = AcceptanceRule(asked.get("rule", AcceptanceRule.COUPLED.value))
-    auto = asked.get("auto_draft_len", False)
-    return SpeculationOptions(asked["speculation"], asked["draft_len"], rule, auto)
+    rule = AcceptanceRule(asked["rule"])
+    return SpeculationOptions(
+        asked["speculation"], asked["draft_len"], rule, asked["auto_draft_len"]
+    )
 
 
 def logprobs_to_dict(logprobs: LogprobOptions | None) -> dict[str, Any]:
@@ -73,7 +70,7 @@ def logprobs_to_dict(logprobs: LogprobOptions | None) -> dict[str, Any]:
 
 def logprobs_from_dict(asked: dict[str, Any]) -> LogprobOptions | None:
     """The inverse of `logprobs_to_dict`."""
-    found = asked.get("logprobs")
+    found = asked["logprobs"]
     return LogprobOptions(found["top"], found["processed"]) if found else None
 
 

@@ -1,14 +1,21 @@
 """The only module that speaks to Redis (or Valkey): commands, transactions and scripts.
 
 Every command has a time limit and none is sent twice: a command that failed may or may not
-have been carried out, and only its caller knows whether it can be said again. A command
-whose caller is cancelled still runs to its end by itself, so that its reply never waits on
-a connection for the next caller. When every connection is in use, commands wait in turn.
+have been carried out, or may be only later, and only its caller knows whether it can be said
+again. A command whose caller is cancelled, or is told that Redis does not answer, still runs
+to its end by itself, so that its reply never waits on a connection for the next caller. When
+every connection is in use, commands wait in turn.
+
+After an error that says that the server is gone, or is not the primary any more, no connection
+from before it is used again: the next command connects anew, which asks the name for its address
+anew, and goes to the next address if several were given.
 """
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+import itertools
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -22,9 +29,12 @@ from outrider.errors import ConfigError, RecordsUnavailableError
 
 Value: TypeAlias = str | bytes | int
 T = TypeVar("T")
-# What says that idle connections are no good either: the server went away, or the primary
-# has moved, and connecting again asks the name for its address anew.
+# What says that the other connections are no good either. A server that is loading its data after
+# a start counts as one to which there is no connection.
 CONNECT_AGAIN = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError)
+WHY_CHARS = 200
+# A comma ends an address where another one begins: passwords may have commas.
+_BETWEEN_ADDRESSES = re.compile(r",\s*(?=(?:redis|rediss|unix)://)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +49,35 @@ class Script:
         return hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
 
-class Redis:
-    """A client of one Redis server; replies are bytes. Made by `connect`.
+@dataclass(frozen=True, slots=True)
+class ScriptCall:
+    """A script with its keys and arguments."""
 
-    Every method raises `RecordsUnavailableError` when Redis does not answer within the time
-    limits or refuses the command.
+    script: Script
+    keys: Sequence[str]
+    args: Sequence[Value] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Connections:
+    """A client with its pool, and how many commands are under way on it."""
+
+    client: redis_asyncio.Redis
+    users: int = 0
+
+
+class Redis:
+    """A client of one Redis; replies are bytes. Made by `connect`.
+
+    `open_client` makes a client with fresh connections. Every method raises
+    `RecordsUnavailableError` when Redis does not answer within `timeout_s`, or refuses the
+    command.
     """
 
-    def __init__(self, client: redis_asyncio.Redis) -> None:
-        self._client = client
-        # redis-py leaves it without types.
-        self._execute: Callable[..., Awaitable[Any]] = client.execute_command
+    def __init__(self, open_client: Callable[[], redis_asyncio.Redis], timeout_s: float) -> None:
+        self._open_client = open_client
+        self._timeout_s = timeout_s
+        self._connections = _Connections(open_client())
         self._running: set[asyncio.Task[Any]] = set()
 
     async def ping(self) -> None:
@@ -58,72 +86,158 @@ class Redis:
 
     async def command(self, *words: Value) -> Any:
         """The reply to one command."""
-        return await self._finish(self._command(*words))
+        return await self._finish(lambda client: _command(client, *words))
 
     async def transaction(self, commands: Sequence[Sequence[Value]]) -> list[Any]:
         """The replies to several commands that Redis carries out as one step."""
-        return await self._finish(self._pipeline(commands, transaction=True))
+        return await self._finish(lambda client: _pipeline(client, commands, transaction=True))
 
     async def batch(self, commands: Sequence[Sequence[Value]]) -> list[Any]:
         """The replies to several commands that are sent at once."""
-        return await self._finish(self._pipeline(commands, transaction=False))
+        return await self._finish(lambda client: _pipeline(client, commands))
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value] = ()) -> Any:
         """The reply of a script."""
-        return await self._finish(self._run(script, keys, args))
+        return await self._finish(lambda client: _run(client, ScriptCall(script, keys, args)))
+
+    async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """The replies of several scripts, which are sent at once and run in turn.
+
+        Where Redis refused one of them, its reply is a `RecordsUnavailableError`.
+        """
+        replies = await self._finish(lambda client: _run_all(client, calls))
+        return [_told(reply) if isinstance(reply, Exception) else reply for reply in replies]
 
     async def close(self) -> None:
         """Let the commands under way end and close the connections."""
         if self._running:
             await asyncio.wait(self._running)
-        await self._client.aclose()
+        await self._connections.client.aclose()
 
-    async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for `work`, which goes on when the waiting is cancelled."""
-        task = asyncio.create_task(work)
+    async def _finish(self, work: Callable[[redis_asyncio.Redis], Awaitable[T]]) -> T:
+        """Wait for `work`, which goes on when the waiting ends before it."""
+        held = self._connections
+        held.users += 1
+        task = asyncio.create_task(self._use(held, work))
         self._running.add(task)
         task.add_done_callback(self._forget)
-        return await asyncio.shield(task)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            # Its connection is not used again, so what it may still answer meets nobody.
+            await self._leave(held)
+            task.cancel()
+            raise RecordsUnavailableError(
+                f"Redis does not answer within {self._timeout_s:g} s; check --redis-url and "
+                "that the server is up"
+            ) from None
+        except exceptions.RedisError as error:
+            raise _told(error) from error
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # nobody may be left to read it
 
-    async def _command(self, *words: Value) -> Any:
+    async def _use(
+        self, held: _Connections, work: Callable[[redis_asyncio.Redis], Awaitable[T]]
+    ) -> T:
+        """Run `work` on the connections, and leave them all if it says that they are bad."""
         try:
-            return await self._execute(*words)
-        except exceptions.RedisError as error:
-            raise await self._unavailable(error) from error
-
-    async def _pipeline(self, commands: Sequence[Sequence[Value]], *, transaction: bool) -> Any:
-        if not commands:
-            return []
-        pipeline = self._client.pipeline(transaction=transaction)
-        try:
-            for words in commands:
-                pipeline.execute_command(*words)
-            return await pipeline.execute()
-        except exceptions.RedisError as error:
-            raise await self._unavailable(error) from error
+            result = await work(held.client)
+            replies = result if isinstance(result, list) else ()
+            if any(isinstance(reply, CONNECT_AGAIN) for reply in replies):
+                await self._leave(held)
+            return result
+        except CONNECT_AGAIN:
+            await self._leave(held)
+            raise
         finally:
-            await pipeline.reset()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+            held.users -= 1
+            if held is not self._connections:
+                await self._close_unused(held)
 
-    async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
-        tail = (len(keys), *keys, *args)
-        try:
-            return await self._execute("EVALSHA", script.sha, *tail)
-        except exceptions.NoScriptError:
-            return await self._command("EVAL", script.source, *tail)
-        except exceptions.RedisError as error:
-            raise await self._unavailable(error) from error
+    async def _leave(self, held: _Connections) -> None:
+        """Connect anew, unless that was done since; what is under way there goes on."""
+        if held is self._connections:
+            self._connections = _Connections(self._open_client())
+            await self._close_unused(held)
 
-    async def _unavailable(self, error: exceptions.RedisError) -> RecordsUnavailableError:
-        if isinstance(error, CONNECT_AGAIN):
-            await self._client.connection_pool.disconnect(inuse_connections=False)
-        return RecordsUnavailableError(
-            f"Redis does not answer: {error}; check --redis-url and that the server is up"
-        )
+    async def _close_unused(self, held: _Connections) -> None:
+        if not held.users:
+            await held.client.aclose()
+
+
+async def _command(client: redis_asyncio.Redis, *words: Value) -> Any:
+    # redis-py leaves it without types.
+    execute: Callable[..., Awaitable[Any]] = client.execute_command
+    return await execute(*words)
+
+
+async def _pipeline(
+    client: redis_asyncio.Redis,
+    commands: Sequence[Sequence[Value]],
+    *,
+    transaction: bool = False,
+    raise_on_error: bool = True,
+) -> list[Any]:
+    if not commands:
+        return []
+    pipeline = client.pipeline(transaction=transaction)
+    try:
+        for words in commands:
+            pipeline.execute_command(*words)
+        return list(await pipeline.execute(raise_on_error=raise_on_error))
+    finally:
+        await pipeline.reset()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+
+
+async def _run(client: redis_asyncio.Redis, call: ScriptCall) -> Any:
+    tail = (len(call.keys), *call.keys, *call.args)
+    try:
+        return await _command(client, "EVALSHA", call.script.sha, *tail)
+    except exceptions.NoScriptError:
+        return await _command(client, "EVAL", call.script.source, *tail)
+
+
+async def _run_all(client: redis_asyncio.Redis, calls: Sequence[ScriptCall]) -> list[Any]:
+    """The reply to each call; an exception where the script failed."""
+    replies = await _scripts(client, calls)
+    unknown = [at for at, r in enumerate(replies) if isinstance(r, exceptions.NoScriptError)]
+    if unknown:
+        # None of these has run.
+        sources = {calls[at].script.source for at in unknown}
+        await _pipeline(client, [("SCRIPT", "LOAD", source) for source in sources])
+        again = await _scripts(client, [calls[at] for at in unknown])
+        for at, reply in zip(unknown, again, strict=True):
+            replies[at] = reply
+    return replies
+
+
+async def _scripts(client: redis_asyncio.Redis, calls: Sequence[ScriptCall]) -> list[Any]:
+    commands = [("EVALSHA", c.script.sha, len(c.keys), *c.keys, *c.args) for c in calls]
+    return await _pipeline(client, commands, raise_on_error=False)
+
+
+def _told(error: Exception) -> RecordsUnavailableError:
+    """What callers are told of an error of Redis."""
+    # redis-py repeats the command, with all that is written.
+    why = str(error)[:WHY_CHARS]
+    match error:
+        case exceptions.OutOfMemoryError():
+            said = f"Redis is full: {why}; raise its maxmemory, or have records expire sooner"
+        case exceptions.ReadOnlyError():
+            said = "Redis is not the primary any more; the next command connects again"
+        case exceptions.BusyLoadingError():
+            said = "Redis has just started and is loading its data; try again later"
+        case exceptions.AuthenticationError() | exceptions.NoPermissionError():
+            said = f"Redis refuses this user: {why}; check the user in --redis-url"
+        case exceptions.ConnectionError() | exceptions.TimeoutError():
+            said = f"Redis does not answer: {why}; check --redis-url and that the server is up"
+        case _:
+            said = f"Redis refused a command: {why}"
+    return RecordsUnavailableError(said)
 
 
 @asynccontextmanager
@@ -132,26 +246,34 @@ async def connect(
 ) -> AsyncIterator[Redis]:
     """A client of the server at `url`, such as redis://host:6379/0; it connects when used.
 
-    `timeout_s` limits connecting, sending, the reply, and the wait for a free connection,
-    each.
+    `url` may name several servers, separated by commas: a primary and those that may follow it.
+    Each command has `timeout_s`, connecting and the wait for a free connection included.
 
     Raises:
         ConfigError: the URL can't be one of Redis.
     """
-    try:
-        pool = redis_asyncio.BlockingConnectionPool.from_url(
-            url,
+
+    def pool_of(one: str) -> redis_asyncio.BlockingConnectionPool:
+        return redis_asyncio.BlockingConnectionPool.from_url(
+            one,
             max_connections=max_connections,
             timeout=timeout_s,
-            socket_timeout=timeout_s,
+            # The limit is that of a whole command, see `Redis`; one for each reply costs more.
+            socket_timeout=None,
             socket_connect_timeout=timeout_s,
             socket_keepalive=True,
             retry=Retry(NoBackoff(), 0),
         )
+
+    urls = _BETWEEN_ADDRESSES.split(url)
+    try:
+        for one in urls:
+            pool_of(one)
     except ValueError as error:
         raise ConfigError(f"--redis-url {url!r} is not a Redis address: {error}") from error
-    client = Redis(redis_asyncio.Redis.from_pool(pool))
+    in_turn = itertools.cycle(urls)
+    redis = Redis(lambda: redis_asyncio.Redis.from_pool(pool_of(next(in_turn))), timeout_s)
     try:
-        yield client
+        yield redis
     finally:
-        await client.close()
+        await redis.close()

@@ -3,20 +3,21 @@
 Each worker keeps a hash `outrider:worker:<pool>:<id>` alive by heartbeats; a worker that
 says nothing for `ttl_s` is gone. The set `outrider:workers` names the hashes, so that
 nothing scans the keyspace; a name whose hash has expired is dropped by whoever lists.
+
+The field `order` of the hash is the only one that others write: it tells the worker to drain, or to
+serve again. It names the incarnation that it is for, so a worker that starts again serves again.
 """
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
 from outrider import logs
-from outrider.errors import RecordsUnavailableError
 from outrider.session.identity import ModelIdentity
 from outrider.session.redis import Redis, Script
 
 INDEX_KEY = "outrider:workers"
 HEARTBEATS_PER_TTL = 3
+DRAIN, SERVE = "drain", "serve"
 
 # Only when the hash is still gone: the worker may just have come back.
 PRUNE = Script(
@@ -25,6 +26,17 @@ if redis.call('EXISTS', KEYS[2]) == 0 then
   return redis.call('SREM', KEYS[1], KEYS[2])
 end
 return 0
+"""
+)
+# Only a worker that is there can be told anything.
+ORDER = Script(
+    """
+local incarnation = redis.call('HGET', KEYS[1], 'incarnation')
+if not incarnation then
+  return 0
+end
+redis.call('HSET', KEYS[1], 'order', ARGV[1] .. ' ' .. incarnation)
+return 1
 """
 )
 # A worker that has started again under the same id is not withdrawn by its predecessor.
@@ -89,17 +101,28 @@ class Registry:
         self._redis = redis
         self.ttl_s = ttl_s
 
-    async def announce(self, record: WorkerRecord) -> None:
-        """Write the record; it expires `ttl_s` seconds from now."""
+    async def announce(self, record: WorkerRecord) -> bool | None:
+        """Write the record, which expires `ttl_s` seconds from now.
+
+        Returns what the worker has been told: to drain (True), to serve (False), or nothing.
+        """
         key = _key(record.pool, record.worker_id)
         fields = [word for pair in _to_hash(record).items() for word in pair]
-        await self._redis.transaction(
+        *_, order = await self._redis.transaction(
             [
                 ("HSET", key, *fields),
                 ("PEXPIRE", key, int(self.ttl_s * 1000)),
                 ("SADD", INDEX_KEY, key),
+                ("HGET", key, "order"),
             ]
         )
+        word, _, incarnation = (order or b"").decode().partition(" ")
+        return word == DRAIN if incarnation == record.incarnation else None
+
+    async def order(self, pool: Pool, worker_id: str, *, draining: bool) -> bool:
+        """Tell a worker to drain or to serve; False when there is no such worker."""
+        word = DRAIN if draining else SERVE
+        return bool(await self._redis.run(ORDER, [_key(pool, worker_id)], [word]))
 
     async def withdraw(self, record: WorkerRecord) -> None:
         """Remove the record, unless a later incarnation of the worker has written its own."""
@@ -123,42 +146,6 @@ class Registry:
                 # One worker of another version must not hide the rest.
                 log.warning("can't read a worker's record", key=name, error=repr(error))
         return records
-
-
-async def keep_announced(
-    registry: Registry, read: Callable[[], WorkerRecord], stop: asyncio.Event
-) -> None:
-    """Announce what `read` gives three times per `ttl_s` until `stop`, then withdraw it.
-
-    While Redis does not answer, it keeps trying.
-    """
-    log = logs.get(__name__)
-    lost = False
-    try:
-        while not stop.is_set():
-            try:
-                await registry.announce(read())
-                if lost:
-                    log.info("announced again")
-                lost = False
-            except RecordsUnavailableError as error:
-                if not lost:
-                    log.warning("can't announce", error=error.message)
-                lost = True
-            await _set_within(stop, registry.ttl_s / HEARTBEATS_PER_TTL)
-    finally:
-        try:
-            await registry.withdraw(read())
-        except RecordsUnavailableError as error:
-            log.warning("can't withdraw; the record will expire", error=error.message)
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            return await event.wait()
-    except TimeoutError:
-        return False
 
 
 def _key(pool: Pool, worker_id: str) -> str:

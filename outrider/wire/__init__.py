@@ -9,6 +9,8 @@ from outrider.wire.decode import (
     decode_command_to_pb,
     decode_event_from_pb,
     decode_event_to_pb,
+    heartbeat_from_pb,
+    heartbeat_to_pb,
 )
 from outrider.wire.shared import (
     DTYPE_BYTES,
@@ -71,6 +73,8 @@ __all__ = [
     "error_to_pb",
     "figures_from_pb",
     "figures_to_pb",
+    "heartbeat_from_pb",
+    "heartbeat_to_pb",
     "logprob_options_from_pb",
     "logprob_options_to_pb",
     "logprobs_from_pb",

@@ -138,3 +138,13 @@ def decode_event_from_pb(pb: verify_pb2.DecodeEvent) -> m.DecodeEvent:
             )
         case _:
             raise InvalidRequestError("decode event without an event")
+
+
+def heartbeat_to_pb(value: m.Heartbeat) -> verify_pb2.Heartbeat:
+    """To the wire."""
+    return verify_pb2.Heartbeat(silent_ms=value.silent_ms, draining=value.draining)
+
+
+def heartbeat_from_pb(pb: verify_pb2.Heartbeat) -> m.Heartbeat:
+    """From the wire."""
+    return m.Heartbeat(pb.silent_ms, pb.draining)

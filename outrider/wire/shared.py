@@ -5,7 +5,7 @@ from typing import TypeVar
 from google.rpc import code_pb2
 
 from outrider import messages as m
-from outrider.errors import InvalidRequestError, OutriderError, code_of, from_reason
+from outrider.errors import InvalidRequestError, OutriderError, code_of, from_reason, shortened
 from outrider.pb.v1 import types_pb2
 
 Key = TypeVar("Key")
@@ -42,6 +42,8 @@ DTYPES = {
 }
 DTYPES_FROM_PB = _inverse(DTYPES)
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# More would only make their product expensive.
+MAX_DIMENSIONS = 8
 
 
 def known(table: dict[Key, Value], key: Key, what: str) -> Value:
@@ -187,6 +189,8 @@ def tensor_to_pb(value: m.Tensor) -> types_pb2.Tensor:
 def tensor_from_pb(pb: types_pb2.Tensor) -> m.Tensor:
     """From the wire; refuses data whose length is not that of dtype and shape."""
     dtype = known(DTYPES_FROM_PB, pb.dtype, "tensor dtype")
+    if len(pb.shape) > MAX_DIMENSIONS:
+        raise InvalidRequestError(f"a tensor has {len(pb.shape)} dimensions, which is too many")
     expected = DTYPE_BYTES[dtype]
     for size in pb.shape:
         expected *= size
@@ -212,14 +216,14 @@ def timings_from_pb(pb: types_pb2.Timings) -> m.Timings:
 def error_to_pb(error: OutriderError) -> types_pb2.ItemError:
     """To the wire."""
     code: int = error.code.value[0]
-    return types_pb2.ItemError(code=code, reason=error.reason, message=error.message)
+    message = shortened(error.message)
+    return types_pb2.ItemError(code=code, reason=error.reason, message=message)
 
 
 def error_from_pb(pb: types_pb2.ItemError) -> OutriderError:
     """From the wire."""
-    return from_reason(
-        pb.reason, pb.message or code_pb2.Code.Name(code_pb2.UNKNOWN), code_of(pb.code)
-    )
+    message = shortened(pb.message) or code_pb2.Code.Name(code_pb2.UNKNOWN)
+    return from_reason(pb.reason, message, code_of(pb.code))
 
 
 def worker_to_pb(value: m.DraftWorkerRef | None) -> types_pb2.DraftWorkerRef | None:

@@ -124,7 +124,7 @@ async def started_everywhere(workers: list, count: int) -> bool:  # type: ignore
     return sum(len(worker.commands) for worker in workers) == count
 
 
-async def test_client_that_goes_is_cancelled_at_the_worker(stack: Stack) -> None:
+async def test_a_client_that_goes_frees_the_worker_and_pauses_its_session(stack: Stack) -> None:
     await stack.start_coordinator()
     worker = await stack.add_verify()
     done = stack.generate()
@@ -136,9 +136,12 @@ async def test_client_that_goes_is_cancelled_at_the_worker(stack: Stack) -> None
 
     async def recorded() -> bool:
         record, _ = await stack.records.read("s")
-        return record.finish_reason is m.FinishReason.CANCELLED
+        return record.state is SessionState.PAUSED
 
-    await until_async(recorded, "the record is finished")
+    await until_async(recorded, "the record is paused")
+    info = (await stack.client.GetSession(pb.GetSessionRequest(session_id="s"))).session
+    assert info.state == pb.SESSION_STATE_PAUSED
+    assert info.token_ids == token_ids("x")
     status = await stack.client.GetStatus(pb.GetStatusRequest())
     assert status.running_sessions == 0
 
@@ -301,8 +304,9 @@ async def test_without_a_verify_worker(stack: Stack) -> None:
     await stack.add_verify("v9", model_fingerprint="another", model="another")
     with pytest.raises(NoVerifyWorkerError, match="outrider verify-worker"):
         await stack.generate().end()
+    # Trying again later may well succeed.
     record, _ = await stack.records.read("s")
-    assert record.finish_reason is m.FinishReason.ERROR
+    assert record.state is SessionState.PAUSED
 
 
 async def test_waits_for_a_verify_worker(stack: Stack) -> None:
@@ -320,7 +324,7 @@ async def logged_any(stack: Stack) -> bool:
 
 
 async def test_full_workers(stack: Stack) -> None:
-    await stack.start_coordinator()
+    await stack.start_coordinator(max_queued=0)
     worker = await stack.add_verify(capacity=1)
     stack.generate(session_id="first")
     await worker.started("first")
@@ -329,7 +333,7 @@ async def test_full_workers(stack: Stack) -> None:
 
 
 async def test_a_worker_that_refuses_is_not_asked_again(stack: Stack) -> None:
-    await stack.start_coordinator()
+    await stack.start_coordinator(replace_wait_s=0.2)
     workers = [await stack.add_verify("v1"), await stack.add_verify("v2")]
     await stack.ready()
     done = stack.generate()

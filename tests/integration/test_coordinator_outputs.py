@@ -1,6 +1,7 @@
 """Logprobs, echo, stop strings in the text, ignored ends: what a client is given, end to end."""
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -74,10 +75,12 @@ async def test_every_parameter_reaches_the_worker_and_the_record(stack: Stack) -
     assert record.speculation == start.speculation == m.SpeculationOptions(draft_len=3)
     assert (record.stop, record.stop_ids) == (("!", "?"), (9,))
     assert (record.ignore_eos, record.include_stop) == (True, True)
-    again = stack.coordinator._sessions._make(record, token_ids("ab"), start.traceparent)
-    again._epoch = start.epoch
-    assert again._start() == start
     await done.cancel()
+    rest = stack.resume(0)
+    again = await worker.started(times=2)
+    assert again.epoch > start.epoch
+    assert replace(again, epoch=start.epoch) == start
+    await rest.cancel()
 
 
 async def test_21_one_logprob_for_each_token_and_the_last_of_a_cut_round_too(stack: Stack) -> None:

@@ -14,6 +14,7 @@ from outrider.errors import (
 from outrider.pb.v1 import coordinator_pb2 as pb
 from outrider.pb.v1 import types_pb2
 from outrider.sampling.seeds import derived_seed
+from outrider.session.records import SessionState
 from tests.support.coordinator_stack import (
     EOS,
     FakeVerifyWorker,
@@ -161,14 +162,16 @@ async def test_a_sample_that_fails_fails_the_call_and_closes_the_others(stack: S
 
 
 async def test_a_sample_that_can_t_start_closes_those_that_have(stack: Stack) -> None:
-    await stack.start_coordinator()
+    coordinator = await stack.start_coordinator()
+    done = stack.generate("ab", n=3)
+    # As long as no worker is there, nobody knows how much room there will be.
+    await until(lambda: bool(coordinator._sessions.running), "a sample that waits for a worker")
     worker = await stack.add_verify(capacity=2)
-    await stack.ready()
-    with pytest.raises(OverloadedError, match="full"):
-        await stack.generate("ab", n=3).end()
+    with pytest.raises(OverloadedError, match="all 1 verify workers are full"):
+        await done.end()
     for name in ("s", "s.1"):
         await worker.closed(name)
-        assert await reason_of(stack, name) is m.FinishReason.CANCELLED
+        assert (await stack.records.read(name))[0].state is SessionState.PAUSED
     # Their places are free again.
     again = stack.generate("ab", session_id="t", n=2)
     await worker.started("t.1")

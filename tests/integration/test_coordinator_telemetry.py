@@ -46,6 +46,10 @@ async def test_counters(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     per_position = "delivered_spec_decode_num_accepted_tokens_per_pos"
     assert counts(reader) == {
         "sessions_started": 0,
+        "sessions_paused": 0,
+        "sessions_resumed": 0,
+        "requests_queued": 0,
+        "requests_refused": 0,
         "sessions_finished/stop": 0,
         "sessions_finished/length": 0,
         "sessions_finished/cancelled": 0,
@@ -66,6 +70,10 @@ async def test_counters(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     await done.end()
     assert counts(reader) == {
         "sessions_started": 1,
+        "sessions_paused": 0,
+        "sessions_resumed": 0,
+        "requests_queued": 0,
+        "requests_refused": 0,
         "sessions_finished/stop": 1,
         "sessions_finished/length": 0,
         "sessions_finished/cancelled": 0,

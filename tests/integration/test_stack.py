@@ -168,7 +168,7 @@ async def test_generate_json_against_a_running_system(target: Path) -> None:
     async with running(model=str(target)) as (stack, _):
         process = await asyncio.create_subprocess_exec(
             *[sys.executable, "-m", "outrider", "generate", "abcabcabcabcabcabc"],
-            *["--server", stack.address, "--json", "--max-tokens", "12", "--seed", "3"],
+            *["--coordinator", stack.address, "--json", "--max-tokens", "12", "--seed", "3"],
             stdout=asyncio.subprocess.PIPE,
         )
         out, _ = await process.communicate()

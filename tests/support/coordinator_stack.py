@@ -4,8 +4,9 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from tokenizers import Tokenizer as Backend
@@ -21,11 +22,13 @@ from outrider import rpc, wire
 from outrider.model.tokenizers import Tokenizer
 from outrider.pb.v1 import coordinator_pb2 as pb
 from outrider.pb.v1 import coordinator_pb2_grpc, verify_pb2, verify_pb2_grpc
+from outrider.session.announcing import Announcer
 from outrider.session.records import SessionRecords
 from outrider.session.redis import Redis, connect
-from outrider.session.registry import Pool, Registry, WorkerRecord, keep_announced
+from outrider.session.registry import Pool, Registry, WorkerRecord
 
 EOS = 256
+Outbox: TypeAlias = "asyncio.Queue[verify_pb2.DecodeResponse | None]"
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -37,14 +40,23 @@ async def until(condition: Callable[[], bool], what: str) -> None:
     raise AssertionError(f"it never came about: {what}")
 
 
-def make_model() -> ServedModel:
-    """One token a byte, and an end-of-sequence token."""
+def render(messages: list[dict[str, str]], **_: Any) -> str:
+    """A chat template: `<role initial>:<content>;` for each message, then `a:`."""
+    said = "".join(f"{message['role'][0]}:{message['content']};" for message in messages)
+    return f"{said}a:"
+
+
+def make_model(*, chats: bool = False) -> ServedModel:
+    """One token a byte, and an end-of-sequence token; with `chats` a chat template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE({token: i for i, token in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<eos>"])
-    wrapped = SimpleNamespace(backend_tokenizer=backend, chat_template=None)
+    template = "as render does" if chats else None
+    wrapped = SimpleNamespace(
+        backend_tokenizer=backend, chat_template=template, apply_chat_template=render
+    )
     return ServedModel(
         name="bytes",
         fingerprint="target-1",
@@ -64,26 +76,50 @@ class FakeVerifyWorker(verify_pb2_grpc.VerifyServiceServicer):
         self.commands: list[m.DecodeCommand] = []
         self.streams = 0
         self.server = rpc.Server()
-        self._outbox: asyncio.Queue[verify_pb2.DecodeResponse | None] = asyncio.Queue()
+        # What it says of itself five times a second, unless it is `silent`.
+        self.heartbeat = m.Heartbeat()
+        self.silent = False
+        self._outbox: Outbox = asyncio.Queue()
+        # The stream of each start, by session and epoch.
+        self._homes: dict[tuple[str, int], Outbox] = {}
 
     async def Decode(self, requests: Any, context: Any) -> None:  # noqa: N802 - the rpc's name
         self.streams += 1
         self._outbox = asyncio.Queue()
-        reading = asyncio.create_task(self._read(requests))
+        outbox = self._outbox
+        reading = asyncio.create_task(self._read(requests, outbox))
+        beating = asyncio.create_task(self._beat(outbox))
         try:
-            while (frame := await self._outbox.get()) is not None:
+            while (frame := await outbox.get()) is not None:
                 await context.write(frame)
         finally:
             reading.cancel()
-            await asyncio.wait([reading])
+            beating.cancel()
+            await asyncio.wait([reading, beating])
 
-    async def _read(self, requests: Any) -> None:
+    async def _beat(self, outbox: Outbox) -> None:
+        while True:
+            if not self.silent:
+                heartbeat = wire.heartbeat_to_pb(self.heartbeat)
+                outbox.put_nowait(verify_pb2.DecodeResponse(heartbeat=heartbeat))
+            await asyncio.sleep(0.2)
+
+    async def _read(self, requests: Any, outbox: Outbox) -> None:
         async for frame in requests:
-            self.commands += [wire.decode_command_from_pb(command) for command in frame.commands]
+            for command in map(wire.decode_command_from_pb, frame.commands):
+                if isinstance(command, m.StartSession):
+                    self._homes[command.session_id, command.epoch] = outbox
+                self.commands.append(command)
 
     def say(self, *events: m.DecodeEvent) -> None:
-        frame = [wire.decode_event_to_pb(event) for event in events]
-        self._outbox.put_nowait(verify_pb2.DecodeResponse(events=frame))
+        """Say each event on the stream on which its session was started, else on the last one."""
+        frames: dict[Outbox, list[verify_pb2.DecodeEvent]] = defaultdict(list)
+        for event in events:
+            home = self._homes.get((event.session_id, event.epoch), self._outbox)
+            frames[home].append(wire.decode_event_to_pb(event))
+        heartbeat = wire.heartbeat_to_pb(self.heartbeat)
+        for outbox, frame in frames.items():
+            outbox.put_nowait(verify_pb2.DecodeResponse(events=frame, heartbeat=heartbeat))
 
     def end_stream(self) -> None:
         self._outbox.put_nowait(None)
@@ -148,17 +184,23 @@ class Stack:
         self.records = SessionRecords(redis)
         self.registry = Registry(redis)
         self._exit_stack = exit_stack
+        # What each worker says of itself; to be replaced.
+        self.announced: dict[str, WorkerRecord] = {}
         self._announcers: dict[str, tuple[asyncio.Event, asyncio.Task[None]]] = {}
 
     async def start_coordinator(
         self, *, model: ServedModel | None = None, **settings: Any
     ) -> Coordinator:
         made = Settings(
-            model="", redis_url="", worker_id="c1", port=0, **{"place_wait_s": 20.0, **settings}
+            model="",
+            redis_url="",
+            port=0,
+            **{"worker_id": "c1", "place_wait_s": 20.0, **settings},
         )
         coordinator = Coordinator(made, model or MODEL, self.redis)
         port = await coordinator.start()
-        channel = rpc.open_channel(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{port}"
+        channel = rpc.open_channel(self.address)
         self.client = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
         self._exit_stack.push_async_callback(coordinator.stop)
         self._exit_stack.push_async_callback(channel.close)
@@ -195,8 +237,17 @@ class Stack:
         return WorkerRecord(pool=pool, worker_id=worker_id, **{**values, **fields})
 
     def announce(self, record: WorkerRecord) -> None:
+        """Keep a record announced; a worker that is told to drain says that it does."""
         stop = asyncio.Event()
-        task = asyncio.create_task(keep_announced(self.registry, lambda: record, stop))
+        self.announced[record.worker_id] = record
+
+        def read() -> WorkerRecord:
+            return self.announced[record.worker_id]
+
+        async def obey(draining: bool) -> None:
+            self.announced[record.worker_id] = replace(read(), draining=draining)
+
+        task = asyncio.create_task(Announcer(self.registry, read, obey).run(stop))
         self._announcers[record.worker_id] = (stop, task)
         self._exit_stack.push_async_callback(self.withdraw, record.worker_id)
 
@@ -208,8 +259,21 @@ class Stack:
     def generate(self, text: str = "ab", **fields: Any) -> "Completion":
         return self.request(pb.GenerateRequest(**{"session_id": "s", **fields}, text=text))
 
-    def request(self, request: pb.GenerateRequest) -> "Completion":
-        completion = Completion(self.client.Generate(request))
+    def resume(
+        self, *offsets: int, session_id: str = "s", tenant: str = "", at: Any = None
+    ) -> "Completion":
+        """The rest of a session after `offsets` tokens, at the coordinator with the stub `at`."""
+        request = pb.ResumeRequest(session_id=session_id, offsets=offsets)
+        call = (at or self.client).Resume(request, metadata=(("outrider-tenant", tenant),))
+        completion = Completion(call, offsets)
+        self._exit_stack.push_async_callback(completion.cancel)
+        return completion
+
+    def request(
+        self, request: pb.GenerateRequest, *, tenant: str = "", at: Any = None
+    ) -> "Completion":
+        call = (at or self.client).Generate(request, metadata=(("outrider-tenant", tenant),))
+        completion = Completion(call)
         self._exit_stack.push_async_callback(completion.cancel)
         return completion
 
@@ -248,10 +312,14 @@ class Sample:
 
 
 class Completion:
-    """Reads one Generate stream in the background; text and ids are those of the first sample."""
+    """Reads one stream in the background; text and ids are those of the first sample.
 
-    def __init__(self, call: Any) -> None:
+    `offsets` are the tokens of each sample that were there before and don't come again.
+    """
+
+    def __init__(self, call: Any, offsets: Sequence[int] = ()) -> None:
         self.call = call
+        self._offsets = dict(enumerate(offsets))
         self.started: pb.Started | None = None
         self.samples: defaultdict[int, Sample] = defaultdict(Sample)
         # The index of each delta and end, in the order in which they came.
@@ -277,14 +345,16 @@ class Completion:
 
     async def _read(self) -> None:
         try:
-            async for response in self.call:
+            async for said in self.call:
+                response = said.response if isinstance(said, pb.ResumeResponse) else said
                 match response.WhichOneof("event"):
                     case "started":
                         self.started = response.started
                         self.begun.set()
                     case "delta":
                         sample = self.samples[response.delta.index]
-                        assert response.delta.offset == len(sample.pieces)
+                        before = self._offsets.get(response.delta.index, 0)
+                        assert response.delta.offset == before + len(sample.pieces)
                         assert sample.finished is None
                         sample.pieces += response.delta.pieces
                         sample.text += "".join(piece.text for piece in response.delta.pieces)

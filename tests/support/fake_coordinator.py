@@ -6,14 +6,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import grpc
+
 from outrider import rpc
 from outrider.errors import OutriderError, UnknownSessionError
 from outrider.pb.v1 import coordinator_pb2 as pb
 from outrider.pb.v1 import coordinator_pb2_grpc as pb_grpc
 from outrider.pb.v1 import types_pb2
 
-# One step of a script: an event to send, an error to end with, or an event to wait for.
-Step = pb.GenerateResponse | OutriderError | asyncio.Event
+
+class Lost:
+    """Ends the call as a connection that breaks does: without a word of the coordinator."""
+
+
+# One step of a script: an event to send, an error to end with, an event to wait for, a break.
+Step = pb.GenerateResponse | OutriderError | asyncio.Event | Lost
 
 
 def started(session_id: str = "", seed: int = 7, **fields: Any) -> pb.GenerateResponse:
@@ -73,11 +80,44 @@ SCRIPT: list[Step] = [
 ]
 
 
+def rest(script: Sequence[Step], offsets: Sequence[int]) -> list[Step]:
+    """The events of a script as `Resume` gives them: pieces from the offsets on.
+
+    A break right after a piece that the client has is the one that it comes back from.
+    """
+    steps: list[Step] = []
+    over = False
+    for step in script:
+        if isinstance(step, Lost) and over:
+            continue
+        if isinstance(step, pb.GenerateResponse) and step.WhichOneof("event") == "delta":
+            index, offset = step.delta.index, step.delta.offset
+            known = max((offsets[index] if index < len(offsets) else 0) - offset, 0)
+            pieces = step.delta.pieces[known:]
+            over = not pieces
+            if over:
+                continue
+            body = pb.Delta(offset=offset + known, pieces=pieces, index=index)
+            step = pb.GenerateResponse(delta=body)
+        steps.append(step)
+    return steps
+
+
 class FakeCoordinator(pb_grpc.CoordinatorServiceServicer):
-    """Plays `script` for every Generate call and keeps what it was asked."""
+    """Plays `script` for every Generate call and keeps what it was asked.
+
+    Resume plays the rest of `resume_script`, which is the script when it is not given.
+    """
 
     def __init__(self, script: Sequence[Step]) -> None:
         self.script = list(script)
+        self.resume_script: list[Step] | None = None
+        self.resumes: list[pb.ResumeRequest] = []
+        self.cancels: list[str] = []
+        self.cancel_came = threading.Event()
+        self.drains: list[pb.DrainWorkerRequest] = []
+        # Sessions left on a drained worker, one answer after the other; the last one stays.
+        self.left: list[int] = [0]
         # Played instead when speculation is off.
         self.plain_script: list[Step] | None = None
         self.requests: list[pb.GenerateRequest] = []
@@ -86,25 +126,44 @@ class FakeCoordinator(pb_grpc.CoordinatorServiceServicer):
         self.cancelled = threading.Event()
         self.address = ""
         self.status = pb.GetStatusResponse()
+        self.cut: Callable[[], None] = lambda: None
         self.get_status: Callable[[Any, Any], Awaitable[pb.GetStatusResponse]] | None = None
 
     async def Generate(  # noqa: N802 - the name in the proto
         self, request: pb.GenerateRequest, context: Any
     ) -> AsyncIterator[pb.GenerateResponse]:
         self.requests.append(request)
+        async for response in self._play(self._script_for(request), request.session_id, context):
+            yield response
+
+    async def Resume(  # noqa: N802
+        self, request: pb.ResumeRequest, context: Any
+    ) -> AsyncIterator[pb.ResumeResponse]:
+        self.resumes.append(request)
+        script = self.script if self.resume_script is None else self.resume_script
+        steps = rest(script, request.offsets)
+        async for response in self._play(steps, request.session_id, context):
+            yield pb.ResumeResponse(response=response)
+
+    async def _play(
+        self, steps: Sequence[Step], session_id: str, context: Any
+    ) -> AsyncIterator[pb.GenerateResponse]:
         self.metadata.append(dict(context.invocation_metadata()))
         self.remaining_s.append(context.time_remaining())
         try:
             async with rpc.errors_as_status(context):
-                for step in self._script_for(request):
-                    if isinstance(step, OutriderError):
-                        raise step
-                    if isinstance(step, asyncio.Event):
-                        await step.wait()
-                        continue
-                    if step.WhichOneof("event") == "started":
-                        step.started.session_id = request.session_id
-                    yield step
+                for step in steps:
+                    match step:
+                        case OutriderError():
+                            raise step
+                        case asyncio.Event():
+                            await step.wait()
+                        case Lost():
+                            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+                        case _:
+                            if step.WhichOneof("event") == "started":
+                                step.started.session_id = session_id
+                            yield step
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled.set()
             raise
@@ -114,7 +173,17 @@ class FakeCoordinator(pb_grpc.CoordinatorServiceServicer):
         return self.plain_script if off and self.plain_script else self.script
 
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:  # noqa: N802
+        self.metadata.append(dict(context.invocation_metadata()))
+        self.cancels.append(request.session_id)
+        self.cancel_came.set()
         return pb.CancelResponse(cancelled=request.session_id == "running")
+
+    async def DrainWorker(  # noqa: N802
+        self, request: pb.DrainWorkerRequest, context: Any
+    ) -> pb.DrainWorkerResponse:
+        self.drains.append(request)
+        left = self.left.pop(0) if len(self.left) > 1 else self.left[0]
+        return pb.DrainWorkerResponse(sessions=left)
 
     async def GetSession(  # noqa: N802
         self, request: pb.GetSessionRequest, context: Any
@@ -148,14 +217,16 @@ class FakeCoordinator(pb_grpc.CoordinatorServiceServicer):
 
 
 @asynccontextmanager
-async def serving(script: Sequence[Step], port: int = 0) -> AsyncIterator[FakeCoordinator]:
+async def serving(
+    script: Sequence[Step], port: int = 0, host: str = "127.0.0.1"
+) -> AsyncIterator[FakeCoordinator]:
     """A fake coordinator on this event loop."""
     fake = FakeCoordinator(script)
     server = rpc.Server()
     pb_grpc.add_CoordinatorServiceServicer_to_server(fake, server.grpc)
-    port = await server.start("outrider.v1.CoordinatorService", "127.0.0.1", port)
+    port = await server.start("outrider.v1.CoordinatorService", host, port)
     await server.set_serving(True)
-    fake.address = f"127.0.0.1:{port}"
+    fake.address = f"{host}:{port}"
     try:
         yield fake
     finally:
@@ -164,7 +235,10 @@ async def serving(script: Sequence[Step], port: int = 0) -> AsyncIterator[FakeCo
 
 @contextmanager
 def serving_in_thread(script: Sequence[Step]) -> Iterator[FakeCoordinator]:
-    """A fake coordinator on an event loop of its own, for synchronous clients."""
+    """A fake coordinator on an event loop of its own, for synchronous clients.
+
+    Its `cut` ends it at once, from any thread.
+    """
     ready: list[FakeCoordinator] = []
     up = threading.Event()
     stop: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -180,9 +254,15 @@ def serving_in_thread(script: Sequence[Step]) -> Iterator[FakeCoordinator]:
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     assert up.wait(20)
+    loop, end = stop[0]
+
+    def leave() -> None:
+        if thread.is_alive():
+            loop.call_soon_threadsafe(end.set)
+            thread.join(20)
+
+    ready[0].cut = leave
     try:
         yield ready[0]
     finally:
-        loop, end = stop[0]
-        loop.call_soon_threadsafe(end.set)
-        thread.join(20)
+        leave()

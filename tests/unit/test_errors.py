@@ -55,3 +55,19 @@ def test_unknown_number_and_foreign_details_are_survived() -> None:
 
 def test_an_error_without_a_message_names_its_reason() -> None:
     assert errors.OverloadedError().message == "OVERLOADED"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.25, 90.5])
+def test_when_to_try_again_crosses_the_wire(seconds: float) -> None:
+    status = to_status(errors.OverloadedError("full", retry_after_s=seconds))
+    back = from_status(status_pb2.Status.FromString(status.SerializeToString()))
+    assert (type(back), back.retry_after_s) == (errors.OverloadedError, seconds)
+    assert from_status(to_status(errors.OverloadedError("full"))).retry_after_s is None
+
+
+def test_details_that_can_not_be_read_are_none() -> None:
+    status = to_status(errors.OverloadedError("full", retry_after_s=1.0))
+    for detail in status.details:
+        detail.value = b"\xff"
+    back = from_status(status)
+    assert (type(back), back.retry_after_s) == (errors.OverloadedError, None)

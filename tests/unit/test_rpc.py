@@ -134,7 +134,7 @@ async def test_reflection_lists_the_service() -> None:
         assert {NAME, "grpc.health.v1.Health"} <= names
 
 
-async def test_messages_above_4_mib_pass_both_ways() -> None:
+async def test_case_33_messages_above_4_mib_pass_both_ways() -> None:
     text = "x" * (6 * 1024 * 1024)
     async with serving() as (_, channel, _):
         call = pb_grpc.CoordinatorServiceStub(channel).Generate(pb.GenerateRequest(text=text))
@@ -146,14 +146,29 @@ async def test_messages_above_the_limit_are_invalid_and_not_worth_a_retry() -> N
     text = "x" * rpc.MAX_MESSAGE_BYTES
     request = pb.GenerateRequest(text=text)
     async with serving() as (_, channel, port):
-        said = pytest.raises(InvalidRequestError, match="the-target is above the limit of 64 MiB")
+        said = pytest.raises(InvalidRequestError, match=r"the-target is above the limit.*67108864")
         with said, rpc.status_as_errors("the-target"):
             await pb_grpc.CoordinatorServiceStub(channel).Generate(request).read()
         # The server refuses it too, when the client has no limit of its own.
         unlimited = [("grpc.max_send_message_length", -1)]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=unlimited) as other:
-            with pytest.raises(InvalidRequestError, match="64 MiB"), rpc.status_as_errors("x"):
+            with pytest.raises(InvalidRequestError, match="67108864"), rpc.status_as_errors("x"):
                 await pb_grpc.CoordinatorServiceStub(other).Generate(request).read()
+
+
+async def test_a_server_may_take_less_than_others() -> None:
+    server = rpc.Server(receive_bytes=1000)
+    pb_grpc.add_CoordinatorServiceServicer_to_server(Servicer(), server.grpc)
+    port = await server.start(NAME, "127.0.0.1", 0)
+    try:
+        async with rpc.open_channel(f"127.0.0.1:{port}") as channel:
+            stub = pb_grpc.CoordinatorServiceStub(channel)
+            with pytest.raises(InvalidRequestError, match="1000"), rpc.status_as_errors("x"):
+                await stub.Generate(pb.GenerateRequest(text="x" * 1000)).read()
+            answer = await stub.Generate(pb.GenerateRequest(text="x" * 900)).read()
+            assert len(answer.delta.pieces[0].text) == 900
+    finally:
+        await server.stop(0)
 
 
 async def test_a_full_service_is_still_worth_a_retry() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import Message
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider import messages as m
@@ -153,6 +153,7 @@ def test_every_message_has_a_codec() -> None:
 
 
 @pytest.mark.parametrize("kind", CODECS, ids=lambda kind: kind.__name__)
+@settings(deadline=None)
 @given(data=st.data())
 def test_round_trip(kind: type[object], data: st.DataObject) -> None:
     to_pb, from_pb, values = CODECS[kind]
@@ -162,6 +163,7 @@ def test_round_trip(kind: type[object], data: st.DataObject) -> None:
     assert comparable(from_pb(decoded)) == comparable(value)
 
 
+@settings(deadline=None)
 @given(FIGURES)
 def test_figures_round_trip(figures: m.SpeculationFigures) -> None:
     assert wire.figures_from_pb(wire.figures_to_pb(figures)) == figures

@@ -147,22 +147,24 @@ class CompiledDecoder:
                 self._room[name] = torch.zeros(self._capacity, width)
                 record[name] = self._room[name].data_ptr()
             record["stride"], record["qkv_stride"], record["inner_stride"] = stride, qkv, inner
+        # Scores are computed for whole blocks.
+        context = -(-context // BLOCK_TOKENS) * BLOCK_TOKENS
         threads = torch.get_num_threads()
-        if context > record["context"] or threads != self._threads:
-            self._threads = threads
-            # A block may reach beyond the context.
-            context = max(context + BLOCK_TOKENS, 2 * int(record["context"]))
+        room = int(record["context"])
+        if context > room or threads > self._threads:
+            self._threads = max(threads, self._threads)
+            context = room if context <= room else max(context, 2 * room)
             members = step.TILE_ROW_LIMIT * parts.heads // parts.kv_heads
             rooms = {
-                "scores": torch.zeros(threads, members, context),
-                "places": torch.zeros(threads, context, dtype=torch.int64),
-                "queries": torch.zeros(threads, members, self._head_size),
-                "room": torch.zeros(threads, members, self._head_size),
-                "sums": torch.zeros(threads, 16),
+                "scores": torch.zeros(self._threads, members, context),
+                "places": torch.zeros(self._threads, context, dtype=torch.int64),
+                "queries": torch.zeros(self._threads, members, self._head_size),
+                "room": torch.zeros(self._threads, members, self._head_size),
+                "sums": torch.zeros(self._threads, 16),
             }
             self._room.update(rooms)
-            for name, room in rooms.items():
-                record[name] = room.data_ptr()
+            for name, tensor in rooms.items():
+                record[name] = tensor.data_ptr()
             record["context"] = context
 
 

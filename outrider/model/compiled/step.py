@@ -300,7 +300,7 @@ def compile_step() -> Any:
     sources = _digest()
 
     def run_in_team(address):
-        sources  # noqa: B018
+        _ = sources
         step = carray(address, 1, STEP)[0]
         run(step, call(step.thread_index), call(step.team_size))
 

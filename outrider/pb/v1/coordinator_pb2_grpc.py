@@ -39,6 +39,11 @@ class CoordinatorServiceStub:
                 request_serializer=outrider_dot_v1_dot_coordinator__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_coordinator__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_stream(
+                '/outrider.v1.CoordinatorService/Resume',
+                request_serializer=outrider_dot_v1_dot_coordinator__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_coordinator__pb2.ResumeResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/outrider.v1.CoordinatorService/Cancel',
                 request_serializer=outrider_dot_v1_dot_coordinator__pb2.CancelRequest.SerializeToString,
@@ -59,6 +64,11 @@ class CoordinatorServiceStub:
                 request_serializer=outrider_dot_v1_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_coordinator__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/outrider.v1.CoordinatorService/DrainWorker',
+                request_serializer=outrider_dot_v1_dot_coordinator__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_coordinator__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServiceServicer:
@@ -66,6 +76,13 @@ class CoordinatorServiceServicer:
 
     def Generate(self, request, context):
         """Streams one completion: started, deltas, finished.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Streams the rest of a completion, from where its client lost it, on any coordinator.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,6 +113,13 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainWorker(self, request, context):
+        """Has a worker finish or give up its sessions and take no more, before it is stopped.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -103,6 +127,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=outrider_dot_v1_dot_coordinator__pb2.GenerateRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_coordinator__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=outrider_dot_v1_dot_coordinator__pb2.ResumeRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_coordinator__pb2.ResumeResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -123,6 +152,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=outrider_dot_v1_dot_coordinator__pb2.GetStatusRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_coordinator__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=outrider_dot_v1_dot_coordinator__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_coordinator__pb2.DrainWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -152,6 +186,33 @@ class CoordinatorService:
             '/outrider.v1.CoordinatorService/Generate',
             outrider_dot_v1_dot_coordinator__pb2.GenerateRequest.SerializeToString,
             outrider_dot_v1_dot_coordinator__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/outrider.v1.CoordinatorService/Resume',
+            outrider_dot_v1_dot_coordinator__pb2.ResumeRequest.SerializeToString,
+            outrider_dot_v1_dot_coordinator__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -260,6 +321,33 @@ class CoordinatorService:
             '/outrider.v1.CoordinatorService/GetStatus',
             outrider_dot_v1_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
             outrider_dot_v1_dot_coordinator__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.CoordinatorService/DrainWorker',
+            outrider_dot_v1_dot_coordinator__pb2.DrainWorkerRequest.SerializeToString,
+            outrider_dot_v1_dot_coordinator__pb2.DrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

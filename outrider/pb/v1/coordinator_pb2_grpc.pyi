@@ -33,22 +33,30 @@ class CoordinatorServiceStub:
     def __new__(cls, channel: _aio.Channel) -> CoordinatorServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.GenerateRequest, _coordinator_pb2.GenerateResponse]
     """Streams one completion: started, deltas, finished."""
+    Resume: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.ResumeRequest, _coordinator_pb2.ResumeResponse]
+    """Streams the rest of a completion, from where its client lost it, on any coordinator."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CancelRequest, _coordinator_pb2.CancelResponse]
     GetSession: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetSessionRequest, _coordinator_pb2.GetSessionResponse]
     ListModels: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListModelsRequest, _coordinator_pb2.ListModelsResponse]
     GetStatus: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]
     """Workers, sessions and figures, as this coordinator sees them."""
+    DrainWorker: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.DrainWorkerRequest, _coordinator_pb2.DrainWorkerResponse]
+    """Has a worker finish or give up its sessions and take no more, before it is stopped."""
 
 @_typing.type_check_only
 class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_coordinator_pb2.GenerateRequest, _coordinator_pb2.GenerateResponse]  # type: ignore[assignment]
     """Streams one completion: started, deltas, finished."""
+    Resume: _aio.UnaryStreamMultiCallable[_coordinator_pb2.ResumeRequest, _coordinator_pb2.ResumeResponse]  # type: ignore[assignment]
+    """Streams the rest of a completion, from where its client lost it, on any coordinator."""
     Cancel: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CancelRequest, _coordinator_pb2.CancelResponse]  # type: ignore[assignment]
     GetSession: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetSessionRequest, _coordinator_pb2.GetSessionResponse]  # type: ignore[assignment]
     ListModels: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListModelsRequest, _coordinator_pb2.ListModelsResponse]  # type: ignore[assignment]
     GetStatus: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]  # type: ignore[assignment]
     """Workers, sessions and figures, as this coordinator sees them."""
+    DrainWorker: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.DrainWorkerRequest, _coordinator_pb2.DrainWorkerResponse]  # type: ignore[assignment]
+    """Has a worker finish or give up its sessions and take no more, before it is stopped."""
 
 class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -58,6 +66,14 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.GenerateResponse], _abc.AsyncIterator[_coordinator_pb2.GenerateResponse]]:
         """Streams one completion: started, deltas, finished."""
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _coordinator_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.ResumeResponse], _abc.AsyncIterator[_coordinator_pb2.ResumeResponse]]:
+        """Streams the rest of a completion, from where its client lost it, on any coordinator."""
 
     @_abc_1.abstractmethod
     def Cancel(
@@ -87,5 +103,13 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.GetStatusResponse, _abc.Awaitable[_coordinator_pb2.GetStatusResponse]]:
         """Workers, sessions and figures, as this coordinator sees them."""
+
+    @_abc_1.abstractmethod
+    def DrainWorker(
+        self,
+        request: _coordinator_pb2.DrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.DrainWorkerResponse, _abc.Awaitable[_coordinator_pb2.DrainWorkerResponse]]:
+        """Has a worker finish or give up its sessions and take no more, before it is stopped."""
 
 def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -2,7 +2,16 @@
 
 import torch
 
-from bench.breakdown import ATTENTION, LINEARS, OTHER, REST, break_down, functions, kind_of
+from bench.breakdown import (
+    ATTENTION,
+    COMPILED,
+    LINEARS,
+    OTHER,
+    REST,
+    break_down,
+    functions,
+    kind_of,
+)
 
 
 def test_operators_by_kind() -> None:
@@ -30,7 +39,7 @@ def test_the_parts_are_of_one_step() -> None:
     assert parts.seconds[LINEARS] == by_name["aten::mm"].seconds
     taken = [operator.seconds for operator in parts.operators]
     assert taken == sorted(taken, reverse=True)
-    assert set(parts.seconds) == {LINEARS, ATTENTION, OTHER, REST}
+    assert set(parts.seconds) == {COMPILED, LINEARS, ATTENTION, OTHER, REST}
     assert parts.seconds[REST] >= 0
 
 

@@ -24,7 +24,7 @@ def fake() -> Iterator[FakeCoordinator]:
 
 
 def talk(fake: FakeCoordinator, typed: str, *arguments: str) -> Result:
-    command = ["chat", "--server", fake.address, *arguments]
+    command = ["chat", "--coordinator", fake.address, *arguments]
     return CliRunner().invoke(main, command, input=typed)
 
 
@@ -79,6 +79,6 @@ def test_ctrl_c_ends_the_answer_only(
 
 
 def test_nothing_listening() -> None:
-    result = CliRunner().invoke(main, ["chat", "--server", "127.0.0.1:1"], input="one\n")
+    result = CliRunner().invoke(main, ["chat", "--coordinator", "127.0.0.1:1"], input="one\n")
     assert result.exit_code == 1
     assert "outrider up" in result.stderr

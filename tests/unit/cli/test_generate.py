@@ -31,7 +31,7 @@ def fake() -> Iterator[FakeCoordinator]:
 
 
 def generate(fake: FakeCoordinator, *arguments: str, **options: Any) -> Result:
-    command = ["generate", "--server", fake.address, *arguments]
+    command = ["generate", "--coordinator", fake.address, *arguments]
     return CliRunner().invoke(main, command, **options)
 
 
@@ -86,7 +86,9 @@ def test_flags_reach_the_request(fake: FakeCoordinator) -> None:
     assert request.speculation.draft_len == 2
     assert generate(fake, "Hi", "--speculation", "off").exit_code == 0
     assert fake.requests[1].speculation.mode == types_pb2.SPECULATION_MODE_OFF
-    assert not fake.requests[1].HasField("seed")
+    # Not given, it is another one each time.
+    assert generate(fake, "Hi").exit_code == 0
+    assert len({request.seed for request in fake.requests}) == 3
 
 
 def test_the_whole_sampling_surface_reaches_the_request(fake: FakeCoordinator) -> None:
@@ -177,7 +179,7 @@ def test_expected_errors_are_one_line(fake: FakeCoordinator) -> None:
 
 
 def test_nothing_listening() -> None:
-    result = CliRunner().invoke(main, ["generate", "--server", "127.0.0.1:1", "Hi"])
+    result = CliRunner().invoke(main, ["generate", "--coordinator", "127.0.0.1:1", "Hi"])
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1

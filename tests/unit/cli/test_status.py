@@ -43,7 +43,9 @@ def fake() -> Iterator[FakeCoordinator]:
 
 
 def test_tables(fake: FakeCoordinator) -> None:
-    result = CliRunner().invoke(main, ["status", "--server", fake.address], env={"COLUMNS": "160"})
+    result = CliRunner().invoke(
+        main, ["status", "--coordinator", fake.address], env={"COLUMNS": "160"}
+    )
     assert result.exit_code == 0
     rows = [line for line in result.stdout.splitlines() if "-1" in line or "-2" in line]
     assert [
@@ -58,7 +60,7 @@ def test_tables(fake: FakeCoordinator) -> None:
 
 
 def test_json(fake: FakeCoordinator) -> None:
-    result = CliRunner().invoke(main, ["status", "--json", "--server", fake.address])
+    result = CliRunner().invoke(main, ["status", "--json", "--coordinator", fake.address])
     found = json.loads(result.stdout)
     assert [worker["worker_id"] for worker in found["workers"]] == [
         "verify-1",

@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from outrider import AsyncClient
+from outrider.client import Retry
 from outrider.errors import (
-    OutriderError,
     OverloadedError,
     UnavailableError,
     UnknownSessionError,
@@ -115,14 +115,15 @@ async def test_errors_are_typed(client: AsyncClient, fake: FakeCoordinator) -> N
 
 
 async def test_coordinator_that_goes_away_in_mid_stream_is_unavailable() -> None:
-    async with AsyncClient("127.0.0.1:1") as nobody:
+    at_once = Retry(start_s=0, resume_s=0)
+    async with AsyncClient("127.0.0.1:1", retry=at_once) as nobody:
         with pytest.raises(UnavailableError, match="outrider up"):
             await nobody.complete("Hi")
     async with serving(endless()) as fake:
-        client = AsyncClient(fake.address)
+        client = AsyncClient(fake.address, retry=at_once)
         stream = aiter(client.generate("Hi"))
         assert (await anext(stream)).text == "Hel"
-    with pytest.raises(OutriderError, match=fake.address):
+    with pytest.raises(UnavailableError, match=f"lost the connection.*{fake.address}"):
         await anext(stream)
     await client.close()
 

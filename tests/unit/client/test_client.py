@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from outrider import Client
+from outrider.client import Retry
 from outrider.errors import (
     ConfigError,
     DeadlineError,
@@ -34,6 +35,7 @@ from tests.support.fake_coordinator import (
 )
 
 DEADLINE_S = 20
+AT_ONCE = Retry(start_s=0, resume_s=0)
 
 
 @pytest.fixture
@@ -110,8 +112,9 @@ def test_options_left_out_are_absent(client: Client, fake: FakeCoordinator) -> N
     generation.complete()
     request = fake.requests[0]
     assert list(request.token_ids.ids) == [1, 2]
-    absent = ("max_tokens", "temperature", "top_p", "top_k", "seed", "speculation")
+    absent = ("max_tokens", "temperature", "top_p", "top_k", "speculation")
     assert not any(request.HasField(name) for name in absent)
+    assert request.previous_session_id == ""
     assert request.session_id == generation.session_id != ""
 
 
@@ -239,7 +242,7 @@ def test_nothing_listening_names_the_address_and_what_to_start() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
-        with Client(address) as client:
+        with Client(address, retry=AT_ONCE) as client:
             with pytest.raises(UnavailableError, match=rf"{address}.*outrider up"):
                 client.complete("Hi")
             with pytest.raises(UnavailableError, match=rf"{address}.*outrider up"):
@@ -289,7 +292,7 @@ def test_short_calls(client: Client, fake: FakeCoordinator) -> None:
     assert client.cancel("running") is True
     assert client.cancel("over") is False
     session = client.get_session("known")
-    assert (session.running, session.finish_reason) == (False, FinishReason.LENGTH)
+    assert (session.state, session.finish_reason) == ("finished", FinishReason.LENGTH)
     assert session.token_ids == (5, 6)
     with pytest.raises(UnknownSessionError, match="no session other"):
         client.get_session("other")

@@ -231,3 +231,32 @@ def test_output_does_not_depend_on_the_draft_length(
     )
     assert rounds(plain, token_ids, 0) == rounds(speculative, token_ids, k)
     assert plain.finish_reason is speculative.finish_reason
+
+
+@given(
+    st.text(alphabet="ab</x>é€😀", max_size=30),
+    st.lists(st.sampled_from(["ab", "</x>", "€"]), max_size=2),
+    st.integers(0, 40),
+    st.integers(1, 30),
+    st.booleans(),
+)
+def test_what_is_replayed_from_the_log_goes_on_as_if_nothing_had_happened(
+    text: str, stop: list[str], logged: int, max_tokens: int, include_stop: bool
+) -> None:
+    def fresh() -> CommitStep:
+        return step(stop=tuple(stop), max_tokens=max_tokens, include_stop=include_stop)
+
+    token_ids = [*ids(text), EOS]
+    whole, again = fresh(), fresh()
+    pieces = whole.commit(token_ids, [PLAIN] * len(token_ids))
+    kept = whole.token_ids[:logged]
+    logprobs = logprobs_of(kept)
+    replayed = again.replay(kept, logprobs)
+    assert [piece.logprobs for piece in replayed] == logprobs
+    assert {piece.origin for piece in replayed} <= {None}
+    assert again.figures == SpeculationFigures()
+    rest = again.commit(token_ids[len(kept) :], [PLAIN] * (len(token_ids) - len(kept)))
+    assert [(p.token_id, p.text) for p in pieces] == [
+        (p.token_id, p.text) for p in [*replayed, *rest]
+    ]
+    assert (again.finish_reason, again.flush()) == (whole.finish_reason, whole.flush())

@@ -11,6 +11,7 @@ from coordinator import decode_link
 from coordinator.decode_link import DecodeLink, LinkLost
 from outrider import messages as m
 from outrider import rpc
+from outrider.clock import AwakeClock
 from outrider.pb.v1 import verify_pb2, verify_pb2_grpc
 from outrider.session.registry import Pool, WorkerRecord
 
@@ -19,11 +20,13 @@ class Server(verify_pb2_grpc.VerifyServiceServicer):
     def __init__(self) -> None:
         self.frames: list[verify_pb2.DecodeRequest] = []
         self.open = asyncio.Event()
+        self.first = verify_pb2.Heartbeat()
         self.outbox: asyncio.Queue[verify_pb2.DecodeResponse | None] = asyncio.Queue()
 
     async def Decode(self, requests: Any, context: Any) -> None:  # noqa: N802 - the rpc's name
         reading = asyncio.create_task(self._read(requests))
         self.open.set()
+        await context.write(verify_pb2.DecodeResponse(heartbeat=self.first))
         while (frame := await self.outbox.get()) is not None:
             await context.write(frame)
         reading.cancel()
@@ -56,9 +59,9 @@ def record(address: str) -> WorkerRecord:
     return WorkerRecord(Pool.VERIFY, "v1", address, "i1", "m", "f", "", 8, 0, False, 64)
 
 
-async def opened(address: str) -> DecodeLink:
+async def opened(address: str, silence_s: float = 30.0) -> DecodeLink:
     changed = asyncio.Event()
-    link = DecodeLink(record(address), changed.set)
+    link = DecodeLink(record(address), changed.set, silence_s)
     await changed.wait()
     return link
 
@@ -121,3 +124,75 @@ async def test_a_worker_that_is_not_there() -> None:
     gc.collect()
     await asyncio.sleep(0.1)
     assert complaints == []
+
+
+async def test_a_silent_worker_is_given_up(server: tuple[Server, str]) -> None:
+    link = await opened(server[1], silence_s=0.5)
+    inbox: asyncio.Queue[Any] = asyncio.Queue()
+    link.attach("a", inbox.put_nowait)
+    async with asyncio.timeout(30):
+        lost = await inbox.get()
+    assert lost.link is link
+    assert "said nothing" in lost.why
+    assert not link.connected
+
+
+async def test_heartbeats_keep_a_link_on_which_nothing_happens(server: tuple[Server, str]) -> None:
+    servicer, address = server
+    link = await opened(address, silence_s=2.0)
+    heard = 0.0
+    # Silence is counted, and every heartbeat ends it, well beyond the limit.
+    for _ in range(40):
+        heard = max(heard, link.silent_s)
+        servicer.outbox.put_nowait(verify_pb2.DecodeResponse(heartbeat=verify_pb2.Heartbeat()))
+        await asyncio.sleep(0.1)
+    assert heard > 0.0
+    assert link.connected
+    await link.close()
+
+
+async def test_a_worker_whose_engine_hangs_is_given_up(server: tuple[Server, str]) -> None:
+    servicer, address = server
+    link = await opened(address)
+    inbox: asyncio.Queue[Any] = asyncio.Queue()
+    link.attach("a", inbox.put_nowait)
+    for silent_ms in (29_999, 30_000):
+        heartbeat = verify_pb2.Heartbeat(silent_ms=silent_ms)
+        servicer.outbox.put_nowait(verify_pb2.DecodeResponse(heartbeat=heartbeat))
+    async with asyncio.timeout(30):
+        lost = await inbox.get()
+    assert "hangs: it is overdue by 30.0 s" in lost.why
+    assert not link.connected
+
+
+async def test_a_worker_that_hangs_from_the_beginning_is_not_connected_before_it_works(
+    server: tuple[Server, str],
+) -> None:
+    servicer, address = server
+    servicer.first = verify_pb2.Heartbeat(silent_ms=60_000)
+    changed = asyncio.Event()
+    link = DecodeLink(record(address), changed.set, 30.0)
+    await servicer.open.wait()
+    heartbeat = verify_pb2.Heartbeat(silent_ms=70_000, draining=True)
+    servicer.outbox.put_nowait(verify_pb2.DecodeResponse(heartbeat=heartbeat))
+    await changed.wait()
+    assert (link.connected, link.draining) == (False, True)
+    changed.clear()
+    servicer.outbox.put_nowait(verify_pb2.DecodeResponse(heartbeat=verify_pb2.Heartbeat()))
+    await changed.wait()
+    assert (link.connected, link.draining) == (True, False)
+    await link.close()
+
+
+async def test_the_time_for_which_this_process_stood_still_is_nobodys_silence(
+    server: tuple[Server, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(decode_link, "AwakeClock", lambda tick_s: AwakeClock(tick_s, lambda: now))
+    link = await opened(server[1], silence_s=10.0)
+    now += 3600.0
+    assert 0.0 < link.silent_s < 10.0
+    now += 5.0
+    assert 0.0 < link.silent_s < 10.0
+    assert link.connected
+    await link.close()

@@ -148,8 +148,7 @@ def test_a_command_that_comes_after_its_stream_opens_no_session(engine: Engine) 
     stream = Stream(engine)
     engine.close_stream(stream.number)
     stream.say(opened("late", 1, 2, 3))
-    engine.drain()
-    engine.drained.result(timeout=DEADLINE_S)
+    engine.drain().result(timeout=DEADLINE_S)
     assert engine.figures.sessions == 0
 
 
@@ -158,13 +157,13 @@ def test_drained_waits_for_the_last_session(engine: Engine, drafter: GatedDrafte
     stream.say(opened("s", 1, 2, 3))
     drafter.gate.put(None)
     stream.next()
-    engine.drain()
+    drained = engine.drain()
     stream.say(committed("s", 3, 4))
     drafter.gate.put(None)
     stream.next()
-    assert not engine.drained.done()
+    assert not drained.done()
     stream.say(CloseDraft(session_id="s", epoch=1))
-    engine.drained.result(timeout=DEADLINE_S)
+    drained.result(timeout=DEADLINE_S)
 
 
 def test_stop_ends_the_thread_and_the_sessions(drafter: GatedDrafter) -> None:

@@ -323,13 +323,16 @@ def test_a_full_worker_refuses_new_sessions_only(scheduler: Scheduler) -> None:
 def test_a_draining_worker_opens_nothing_and_goes_on_with_the_rest(scheduler: Scheduler) -> None:
     scheduler.apply(0, opened("a", 1))
     scheduler.answer()
-    scheduler.drain()
+    scheduler.refuse(True)
     assert not scheduler.is_drained
     assert failures(scheduler.apply(0, opened("b", 1))) == [(0, "b", "OVERLOADED")]
     scheduler.apply(0, committed("a", 1, 5))
     assert proposals(scheduler.answer()) == [(0, "a", 2, (6, 7))]
     scheduler.apply(0, closed("a"))
     assert scheduler.is_drained
+    scheduler.refuse(False)
+    assert scheduler.apply(0, opened("b", 1)) == []
+    assert not scheduler.is_drained
 
 
 def test_a_poisonous_session_fails_alone(

@@ -69,8 +69,8 @@ def test_the_index_finds_what_a_scan_finds(seed: int) -> None:
 
 
 @pytest.mark.parametrize("period", [1, 7, 32_000])
-def test_a_step_costs_its_new_tokens_and_not_the_prompt(period: int) -> None:
-    """Case 30, for the worst (one token over and over), a common and the best text."""
+def test_case_30_a_step_costs_its_new_tokens_and_not_the_prompt(period: int) -> None:
+    """For the worst (one token over and over), a common and the best text."""
     lengths, draft_len = 3, 5
     index = NgramIndex(2, 4)
     index.extend([i % period for i in range(32_000)])

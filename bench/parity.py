@@ -11,9 +11,9 @@ from outrider.cli.models import resolve_model
 from outrider.client import AsyncClient, Completion
 from outrider.config import CACHE, setting
 from outrider.draft_length import format_draft_length
+from outrider.figures import SpeculationFigures
 from outrider.local.commands import StackSettings
 from outrider.local.stack import LocalStack
-from outrider.messages import SpeculationFigures
 from outrider.model.embedded import EMBEDDED_MODEL
 from outrider.model.tokenizers import load_tokenizer
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from bench.inprocess import InProcess
 from outrider.drafting.base import Drafter, DraftLaw, DraftRequest
 from outrider.drafting.ngram import NgramDrafter
+from outrider.figures import SpeculationFigures
 from outrider.messages import (
     Draft,
     Endings,
     SamplingParams,
-    SpeculationFigures,
     SpeculationOptions,
     StartSession,
 )

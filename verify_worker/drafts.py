@@ -77,7 +77,7 @@ class Drafts:
             q_top=self._q_top,
             max_nodes=self._shape.max_nodes,
             traceparent=session.traceparent,
-            corpus=self._corpus,
+            corpus=_corpus_of(self._corpus, session.tenant),
         )
         return [ToDrafter(session.drafter, command)]
 
@@ -324,6 +324,14 @@ class Drafts:
             error=error,
         )
         return ToCoordinator(session.owner, lost)
+
+
+def _corpus_of(model: str, tenant: str) -> str:
+    """Names the outputs of one tenant at one model; empty where the model has no name.
+
+    No tenant's name has a slash, so that no two pairs make one word.
+    """
+    return f"{model}/{tenant}" if model else ""
 
 
 def _ask_nothing(session: Session) -> None:

@@ -54,8 +54,8 @@ class Limits:
     beside decoding sessions takes at most `prefill_slowdown` times as long as without.
     `draft_len` 0 chooses the draft length each round. `draft_wait_s` 0 lets measurements
     decide how long a draft is waited for. `q_top` is how many tokens a drafter's distribution
-    may have under the rejection rule; 0 is all. Sessions of one `corpus` may be drafted from
-    each other's outputs; an empty one has no others.
+    may have under the rejection rule; 0 is all. Sessions of one tenant may be drafted from each
+    other's outputs at this model, which `corpus` names; without a name they may not.
     """
 
     context_len: int
@@ -128,6 +128,7 @@ class Scheduler:
             speculation=command.speculation,
             logprobs=command.logprobs,
             traceparent=command.traceparent,
+            tenant=command.tenant,
         )
         session.drafter = session.may_use(command.drafter)
         if session.remaining <= 0:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from outrider.errors import OutriderError
+from outrider.figures import SpeculationFigures
 from outrider.messages import (
     AcceptanceRule,
     DecodeEvent,
@@ -12,7 +13,6 @@ from outrider.messages import (
     Endings,
     LogprobOptions,
     SamplingParams,
-    SpeculationFigures,
     SpeculationOptions,
     TokenLogprobs,
 )
@@ -66,6 +66,7 @@ class Session:
     speculation: SpeculationOptions
     logprobs: LogprobOptions | None = None
     traceparent: str = ""
+    tenant: str = ""
     drafter: DraftWorkerRef | None = None
     table: BlockTable = field(default_factory=BlockTable)
     want: Want | None = None

@@ -20,9 +20,10 @@ from outrider.exactness.outcomes import draw_outcomes
 from outrider.exactness.prompts import LAW_TEXT, encode, encode_plain
 from outrider.exactness.reference import Reference, load_reference
 from outrider.exactness.statistics import LEAST_EXPECTED
+from outrider.figures import SpeculationFigures
 from outrider.local.commands import Commands, StackSettings
 from outrider.local.stack import LocalStack
-from outrider.messages import AcceptanceRule, SamplingParams, SpeculationFigures
+from outrider.messages import AcceptanceRule, SamplingParams
 from outrider.model.describe import describe
 from outrider.model.pairs import check_models
 

@@ -6,6 +6,7 @@ from google.rpc import code_pb2
 
 from outrider import messages as m
 from outrider.errors import InvalidRequestError, OutriderError, code_of, from_reason, shortened
+from outrider.figures import SpeculationFigures
 from outrider.pb.v1 import types_pb2
 
 Key = TypeVar("Key")
@@ -138,7 +139,7 @@ def logprobs_from_pb(pb: types_pb2.TokenLogprobs) -> m.TokenLogprobs:
     return m.TokenLogprobs(pb.logprob, tuple((entry.token_id, entry.logprob) for entry in pb.top))
 
 
-def figures_to_pb(value: m.SpeculationFigures) -> types_pb2.SpeculationFigures:
+def figures_to_pb(value: SpeculationFigures) -> types_pb2.SpeculationFigures:
     """To the wire."""
     return types_pb2.SpeculationFigures(
         rounds=value.rounds,
@@ -149,9 +150,9 @@ def figures_to_pb(value: m.SpeculationFigures) -> types_pb2.SpeculationFigures:
     )
 
 
-def figures_from_pb(pb: types_pb2.SpeculationFigures) -> m.SpeculationFigures:
+def figures_from_pb(pb: types_pb2.SpeculationFigures) -> SpeculationFigures:
     """From the wire."""
-    return m.SpeculationFigures(
+    return SpeculationFigures(
         pb.rounds,
         pb.drafts,
         pb.draft_tokens,

@@ -12,9 +12,10 @@ import pytest
 
 from bench.workers import holdings, running_records
 from outrider.client import AsyncClient, Completion
+from outrider.figures import SpeculationFigures
 from outrider.local.commands import StackSettings
 from outrider.local.stack import LocalStack
-from outrider.messages import FinishReason, SpeculationFigures
+from outrider.messages import FinishReason
 from tests.support.collector import collector
 from tests.support.models import perturbed, plain_greedy, save_model
 

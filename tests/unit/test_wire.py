@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from outrider import messages as m
 from outrider import wire
 from outrider.errors import InvalidRequestError, OutriderError, error_types
+from outrider.figures import SpeculationFigures
 from outrider.pb.v1 import draft_pb2, types_pb2, verify_pb2
 
 U32 = st.integers(0, 2**32 - 1)
@@ -26,7 +27,7 @@ KINDS = [kind for kind in error_types().values() if kind.__module__ == "outrider
 ERRORS = st.builds(
     lambda kind, text: kind(text), st.sampled_from(KINDS), st.text(min_size=1, max_size=9)
 )
-FIGURES = st.builds(m.SpeculationFigures, U64, U64, U64, U64, st.lists(U64, max_size=4))
+FIGURES = st.builds(SpeculationFigures, U64, U64, U64, U64, st.lists(U64, max_size=4))
 
 
 @st.composite
@@ -165,7 +166,7 @@ def test_round_trip(kind: type[object], data: st.DataObject) -> None:
 
 @settings(deadline=None)
 @given(FIGURES)
-def test_figures_round_trip(figures: m.SpeculationFigures) -> None:
+def test_figures_round_trip(figures: SpeculationFigures) -> None:
     assert wire.figures_from_pb(wire.figures_to_pb(figures)) == figures
 
 

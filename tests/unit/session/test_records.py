@@ -13,12 +13,12 @@ from outrider.errors import (
     SessionExistsError,
     UnknownSessionError,
 )
+from outrider.figures import SpeculationFigures
 from outrider.messages import (
     AcceptanceRule,
     FinishReason,
     LogprobOptions,
     SamplingParams,
-    SpeculationFigures,
     SpeculationOptions,
     TokenLogprobs,
 )

@@ -9,6 +9,11 @@ from collections.abc import Sequence
 
 from outrider.drafting.automaton import NOTHING, Continuation, SuffixAutomaton
 
+# What a corpus takes beside its phrases, and an output that waits beside its tokens, measured.
+_CORPUS_BYTES, _WAITING_BYTES = 2048, 400
+# A list takes 8 bytes a token, and its numbers 32 at most.
+_TOKEN_BYTES = 40
+
 
 class _Corpus:
     """Outputs in two generations; when the young one is full it is the old one from then on."""
@@ -20,7 +25,7 @@ class _Corpus:
 
     @property
     def nbytes(self) -> int:
-        return self._young.nbytes + self._old.nbytes
+        return self._young.nbytes + self._old.nbytes + _CORPUS_BYTES
 
     def add(self, token_ids: Sequence[int], generation_bytes: int) -> None:
         """Index tokens of an output."""
@@ -54,11 +59,12 @@ class EarlierOutputs:
         self._corpora: OrderedDict[str, _Corpus] = OrderedDict()
         self._waiting: deque[tuple[str, Sequence[int]]] = deque()
         self._waiting_tokens = 0
+        self._held_bytes = 0
 
     @property
     def nbytes(self) -> int:
         """About how much memory the indexes take."""
-        return sum(corpus.nbytes for corpus in self._corpora.values())
+        return self._held_bytes
 
     @property
     def waiting(self) -> int:
@@ -67,8 +73,8 @@ class EarlierOutputs:
 
     def add(self, corpus: str, token_ids: Sequence[int]) -> None:
         """Keep an output, unless too many are waiting already or it is empty."""
-        # A list takes 8 bytes a token, and its numbers 32 at most.
-        if token_ids and (self._waiting_tokens + len(token_ids)) * 40 <= self._max_bytes:
+        tokens, outputs = self._waiting_tokens + len(token_ids), len(self._waiting) + 1
+        if token_ids and tokens * _TOKEN_BYTES + outputs * _WAITING_BYTES <= self._max_bytes:
             self._waiting.append((corpus, token_ids))
             self._waiting_tokens += len(token_ids)
 
@@ -76,7 +82,11 @@ class EarlierOutputs:
         """Index up to `limit` tokens of what is waiting."""
         while limit > 0 and self._waiting:
             name, token_ids = self._waiting.popleft()
-            corpus = self._corpora.setdefault(name, _Corpus())
+            corpus = self._corpora.get(name)
+            if corpus is None:
+                corpus = self._corpora[name] = _Corpus()
+                self._held_bytes += corpus.nbytes
+            before = corpus.nbytes
             corpus.add(token_ids[:limit], self._max_bytes // 2)
             self._waiting_tokens -= len(token_ids[:limit])
             if len(token_ids) > limit:
@@ -84,9 +94,10 @@ class EarlierOutputs:
             else:
                 corpus.end_output()
             limit -= len(token_ids)
+            self._held_bytes += corpus.nbytes - before
             self._corpora.move_to_end(name)
-            while len(self._corpora) > 1 and self.nbytes > self._max_bytes:
-                self._corpora.popitem(last=False)
+            while len(self._corpora) > 1 and self._held_bytes > self._max_bytes:
+                self._held_bytes -= self._corpora.popitem(last=False)[1].nbytes
 
     def best(self, corpus: str, token_ids: Sequence[int], limit: int) -> Continuation:
         """What followed the end of `token_ids` in an earlier output of that corpus."""

@@ -96,10 +96,13 @@ def test_the_text_is_that_without_drafts(
     assert sum(answer.figures.accepted_tokens for answer in drafted) > 0
 
 
+def stack_of(**settings: Any) -> LocalStack:
+    return LocalStack(StackSettings(threads=1, verify_flags=PATIENT, **settings))
+
+
 @asynccontextmanager
 async def running(**settings: Any) -> AsyncIterator[AsyncClient]:
-    stack = LocalStack(StackSettings(threads=1, verify_flags=PATIENT, **settings))
-    async with stack, AsyncClient(stack.address) as client:
+    async with stack_of(**settings) as stack, AsyncClient(stack.address) as client:
         yield client
 
 
@@ -122,6 +125,22 @@ async def test_through_services_a_session_is_drafted_from_what_an_earlier_one_sa
         # The text does not repeat itself, but the second session repeats the first.
         assert second.speculation.accepted_tokens > 3 * first.speculation.accepted_tokens
         assert second.speculation.accepted_tokens > NEW_TOKENS // 2
+
+
+async def test_through_services_a_tenant_is_drafted_from_its_own_outputs_only(
+    target: Path,
+) -> None:
+    accepted: dict[str, list[int]] = {}
+    async with stack_of(model=str(target), drafter="suffix") as stack:
+        for tenant in ("x", "y", "", "x", ""):
+            async with AsyncClient(stack.address, tenant=tenant) as client:
+                completion = await complete(client, speculation=4)
+            accepted.setdefault(tenant, []).append(completion.speculation.accepted_tokens)
+    # Whoever comes first has only the session's own text, whatever was said to others.
+    for once in (accepted["x"][0], accepted["y"][0], accepted[""][0]):
+        assert once < NEW_TOKENS // 4
+    for again in (accepted["x"][1], accepted[""][1]):
+        assert again > NEW_TOKENS // 2
 
 
 @pytest.mark.parametrize("name", ["early-exit", "hybrid"])

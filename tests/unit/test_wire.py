@@ -43,6 +43,7 @@ def starts(draw: st.DrawFn) -> m.StartSession:
         speculation=draw(SPECULATION),
         drafter=draw(WORKER),
         traceparent=draw(TEXT),
+        tenant=draw(TEXT),
     )
 
 

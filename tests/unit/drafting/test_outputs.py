@@ -85,6 +85,23 @@ def test_what_waits_is_bounded_too() -> None:
     assert 0 < earlier.waiting <= 250
 
 
+def test_many_tenants_that_say_little_are_bounded_too() -> None:
+    """What a corpus takes beside its few tokens counts."""
+    limit = 100_000
+    earlier = EarlierOutputs(limit)
+    for number in range(200):
+        earlier.add(f"m/{number}", [1, 2, number])
+        earlier.work(3)
+        assert earlier.nbytes <= limit
+    known = [n for n in range(200) if earlier.best(f"m/{n}", [1, 2], 1).token_ids == (n,)]
+    assert known == list(range(200 - len(known), 200))
+    assert 20 <= len(known) <= limit // 2048
+    waiting = EarlierOutputs(limit)
+    for number in range(1_000):
+        waiting.add(f"m/{number}", [number])
+    assert 100 <= waiting.waiting <= limit // 400
+
+
 def test_without_memory_nothing_is_kept() -> None:
     earlier = EarlierOutputs(0)
     earlier.add("m", [1, 2, 3])

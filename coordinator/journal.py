@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from outrider.errors import FencedError, OutriderError, SessionExistsError
-from outrider.messages import FinishReason, SpeculationFigures, TokenLogprobs
+from outrider.figures import SpeculationFigures
+from outrider.messages import FinishReason, TokenLogprobs
 from outrider.session.identity import ModelIdentity
 from outrider.session.record import (
     Failure,

@@ -58,6 +58,8 @@ class _Want:
 
     draft_len: int
     since: float
+    # Seconds that the drafter has worked for it in passes that did not finish it.
+    worked_s: float = 0.0
 
 
 class Scheduler:
@@ -155,6 +157,7 @@ class Scheduler:
             command.rule,
             command.q_top,
             command.max_nodes,
+            command.corpus,
         )
         self._drafter.open(_drafter_id(key), command.token_ids, command.sampling, law)
         self._sessions[key] = _Session(
@@ -257,6 +260,7 @@ class Scheduler:
         events: list[Addressed] = []
         for (key, want), draft in zip(wants.items(), drafts, strict=True):
             if draft is None:
+                self._wants[key] = replace(want, worked_s=want.worked_s + seconds)
                 continue
             del self._wants[key]
             if not want.draft_len:
@@ -276,6 +280,7 @@ class Scheduler:
                     compute_us=int(seconds * 1e6),
                     batch_sessions=len(wants),
                 ),
+                draft_us=int((want.worked_s + seconds) * 1e6),
             )
             events.append((key[0], proposal))
         return events

@@ -7,11 +7,11 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from outrider.errors import OutriderError, from_reason
+from outrider.figures import SpeculationFigures
 from outrider.messages import (
     FinishReason,
     LogprobOptions,
     SamplingParams,
-    SpeculationFigures,
     SpeculationOptions,
     TokenLogprobs,
 )

@@ -22,6 +22,7 @@ def draft_command_to_pb(value: m.DraftCommand) -> draft_pb2.DraftCommand:
                     max_nodes=value.max_nodes,
                     draft_len=value.draft_len,
                     traceparent=value.traceparent,
+                    corpus=value.corpus,
                 )
             )
         case m.CommitDraft():
@@ -58,6 +59,7 @@ def draft_command_from_pb(pb: draft_pb2.DraftCommand) -> m.DraftCommand:
                 max_nodes=pb.open.max_nodes,
                 draft_len=pb.open.draft_len,
                 traceparent=pb.open.traceparent,
+                corpus=pb.open.corpus,
             )
         case "commit":
             return m.CommitDraft(
@@ -94,6 +96,7 @@ def draft_event_to_pb(value: m.DraftEvent) -> draft_pb2.DraftEvent:
                     base_len=value.base_len,
                     draft=shared.draft_to_pb(value.draft),
                     timings=shared.timings_to_pb(value.timings),
+                    draft_us=value.draft_us,
                 )
             )
         case m.DraftFailed():
@@ -111,6 +114,7 @@ def draft_event_from_pb(pb: draft_pb2.DraftEvent) -> m.DraftEvent:
                 base_len=pb.proposal.base_len,
                 draft=shared.draft_from_pb(pb.proposal.draft),
                 timings=shared.timings_from_pb(pb.proposal.timings),
+                draft_us=pb.proposal.draft_us,
             )
         case "error":
             error = shared.error_from_pb(pb.error)

@@ -14,6 +14,7 @@ NAMES = {
     "fleet": "16 sessions over two of each worker while draft workers come and go.",
     "soak": "Everything killed, stopped, cut off and slowed at random under load.",
     "failover": "From the kill of a process to the next token of its sessions.",
+    "cancel": "From the end of many streams until the workers hold nothing of them.",
     "log-cost": "Tokens per second with the token log over without.",
     "law": "Chi-square of 50,000 outcomes through real services, for each rule.",
     "invariance": "Same seeded tokens, whatever drafts, however far, in any batch.",
@@ -21,6 +22,7 @@ NAMES = {
     "selfcheck": "What the check of a model at start finds, and what faults come to.",
     "numerics": "What invariant numerics cost, and how often fast ones flip a token.",
     "waiting": "Ways to wait for drafts, across latencies, on a virtual clock.",
+    "draft-length": "The chosen draft length against fixed ones, on recorded drafts.",
     "single": "One plain session against transformers, vLLM and the speed of memory.",
     "verify-curve": "Seconds of one forward of 1 to 64 rows, against transformers.",
     "batch": "Eight plain sessions at once against vLLM.",
@@ -28,6 +30,7 @@ NAMES = {
     "overhead": "What a step takes outside the model, for 1, 8 and 32 sessions.",
     "prefix": "Time to the first token of a prompt that was there before.",
     "stall": "The longest gap of a running session while a long prompt comes in.",
+    "lookup": "What a looked-up proposal costs at 32k tokens, and what is accepted of it.",
     "trees": "What verifying a tree costs, over one row and over a chain.",
     "speculation": "Tokens per second with speculation over without, in one run.",
 }

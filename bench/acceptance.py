@@ -14,11 +14,11 @@ from bench.tiny import write_noisy
 from outrider.cli.models import resolve_model
 from outrider.config import CACHE, setting
 from outrider.drafting.model import ModelDrafter
+from outrider.figures import SpeculationFigures
 from outrider.messages import (
     AcceptanceRule,
     Endings,
     SamplingParams,
-    SpeculationFigures,
     SpeculationOptions,
     StartSession,
 )

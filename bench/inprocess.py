@@ -11,6 +11,7 @@ from draft_worker.figures import Figures
 from draft_worker.scheduler import Scheduler as DraftScheduler
 from outrider import wire
 from outrider.drafting.base import Drafter
+from outrider.figures import SpeculationFigures
 from outrider.messages import (
     DraftCommand,
     DraftEvent,
@@ -20,7 +21,6 @@ from outrider.messages import (
     Proposal,
     SessionEnded,
     SessionFailed,
-    SpeculationFigures,
     StartSession,
     TokenLogprobs,
 )

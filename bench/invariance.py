@@ -15,9 +15,9 @@ from outrider.config import setting
 from outrider.exactness.checks import first_difference
 from outrider.exactness.margins import margin
 from outrider.exactness.reference import Reference, load_reference
+from outrider.figures import SpeculationFigures
 from outrider.local.commands import NUMERICS, StackSettings
 from outrider.local.stack import LocalStack
-from outrider.messages import SpeculationFigures
 
 LETTERS = 48
 END_ID = LETTERS

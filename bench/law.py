@@ -11,6 +11,7 @@ from bench.tiny import write_model, write_noisy
 from bench.wrong_worker import WrongCommands
 from outrider.client import AsyncClient, GenerateOptions
 from outrider.config import setting
+from outrider.draft_length import format_draft_length
 from outrider.exactness.law import Law, law_of, tempered
 from outrider.exactness.outcomes import Drawn, draw_outcomes
 from outrider.exactness.reference import load_reference
@@ -62,7 +63,7 @@ def stack_settings(target: Path, drafter: Path, settings: Settings) -> StackSett
         model=str(target),
         drafter="model",
         draft_model=str(drafter),
-        draft_len=settings.tokens - 1,
+        k=format_draft_length(settings.tokens - 1),
         threads=1,
         log_level="warning",
         trust_drafts=True,

@@ -10,9 +10,10 @@ from bench.report import Bar, Report, progress
 from outrider.cli.models import resolve_model
 from outrider.client import AsyncClient, Completion
 from outrider.config import CACHE, setting
+from outrider.draft_length import format_draft_length
+from outrider.figures import SpeculationFigures
 from outrider.local.commands import StackSettings
 from outrider.local.stack import LocalStack
-from outrider.messages import SpeculationFigures
 from outrider.model.embedded import EMBEDDED_MODEL
 from outrider.model.tokenizers import load_tokenizer
 
@@ -151,7 +152,8 @@ def total(completions: Sequence[Completion]) -> SpeculationFigures:
 async def compare_all(settings: Settings, model: str, comparison: Comparison, greedy: Ids) -> None:
     """All runs: two stacks, one with the ngram drafter and one with the target as its own."""
     nothing = SpeculationFigures()
-    lookup = StackSettings(model=model, drafter="ngram", draft_len=settings.draft_len)
+    k = format_draft_length(settings.draft_len)
+    lookup = StackSettings(model=model, drafter="ngram", k=k)
     async with LocalStack(lookup, report=progress) as stack, AsyncClient(stack.address) as client:
         plain = await comparison.one_by_one(client, seeded=False, speculation=False)
         comparison.compare("greedy, off, against transformers", ids(plain), greedy, nothing)
@@ -169,7 +171,7 @@ async def compare_all(settings: Settings, model: str, comparison: Comparison, gr
         model=model,
         drafter="model",
         draft_model=model,
-        draft_len=settings.draft_len,
+        k=k,
         verify_flags=PATIENT,
     )
     async with LocalStack(own, report=progress) as stack, AsyncClient(stack.address) as client:

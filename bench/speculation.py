@@ -11,9 +11,10 @@ from bench.report import Bar, Report, progress
 from outrider.cli.models import resolve_model
 from outrider.client import AsyncClient, Completion
 from outrider.config import CACHE, setting
-from outrider.local.commands import StackSettings
+from outrider.draft_length import AUTO
+from outrider.figures import SpeculationFigures
+from outrider.local.commands import DRAFTERS, StackSettings
 from outrider.local.stack import LocalStack
-from outrider.messages import SpeculationFigures
 from outrider.model.embedded import EMBEDDED_MODEL
 
 
@@ -22,18 +23,18 @@ class Settings:
     """What to time."""
 
     model: str = setting(EMBEDDED_MODEL, help="The target: a path, or this name.")
-    drafter: str = setting("ngram", choices=("ngram", "model"), help="The drafter.")
-    draft_model: str = setting("", help="For --drafter model.")
+    drafter: str = setting("ngram", choices=DRAFTERS, help="The drafter.")
+    draft_model: str = setting("", help="For --drafter model and hybrid.")
     prompts: str | None = setting(None, help="File of JSON lines with category and turns.")
     count: int = setting(10, at_least=1, help="Prompts.")
     new_tokens: int = setting(96, at_least=1, help="Tokens to generate.")
-    draft_len: int = setting(4, at_least=1, help="Draft length k.")
+    k: str = setting(AUTO, help="Draft length of each round: auto or fixed:N.")
     cache: str = setting(CACHE, help="Directory for the embedded model.")
     bar: bool = setting(False, help="Exit with 1 when a text differs.")
 
 
 async def timed(
-    client: AsyncClient, prompt: Prompt, settings: Settings, speculation: int | bool
+    client: AsyncClient, prompt: Prompt, settings: Settings, speculation: bool
 ) -> tuple[Completion, float]:
     """One completion and its tokens per second, as the client sees them."""
     started = time.perf_counter()
@@ -52,7 +53,7 @@ async def measure(settings: Settings, model: str, prompts: list[Prompt]) -> Repo
         model=model,
         drafter=settings.drafter,
         draft_model=settings.draft_model,
-        draft_len=settings.draft_len,
+        k=settings.k,
     )
     ratios: dict[str, list[float]] = defaultdict(list)
     rates: dict[bool, list[float]] = defaultdict(list)
@@ -67,8 +68,7 @@ async def measure(settings: Settings, model: str, prompts: list[Prompt]) -> Repo
             # Alternate who goes first, so that neither has the warmer machine.
             results = {}
             for speculate in (False, True) if number % 2 else (True, False):
-                draft_len = settings.draft_len if speculate else False
-                results[speculate] = await timed(client, prompt, settings, draft_len)
+                results[speculate] = await timed(client, prompt, settings, speculate)
                 rates[speculate].append(results[speculate][1])
             off, on = results[False], results[True]
             equal += off[0].token_ids == on[0].token_ids

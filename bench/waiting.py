@@ -58,6 +58,7 @@ class Settings:
     )
     jitter: float = setting(0.3, at_least=0, help="Deviation of the logarithm of a latency.")
     draft_len: int = setting(4, at_least=1, help="Draft length k.")
+    auto: bool = setting(True, help="What is chosen includes the draft length.")
     new_tokens: int = setting(256, at_least=16, help="Tokens of each session.")
     seeds: tuple[int, ...] = setting(
         (101, 102, 103), many=True, env=False, help="Of latencies, noise and right tokens."
@@ -152,7 +153,7 @@ class Simulation:
         limits = Limits(
             context_len=4096,
             vocab_size=VOCABULARY,
-            draft_len=settings.draft_len,
+            draft_len=0 if settings.auto and self.policy.name == "chosen" else settings.draft_len,
             draft_wait_s=self.policy.wait_s,
         )
         blocks = self.world.sessions * (2 + (PROMPT_LEN + settings.new_tokens) // 8)

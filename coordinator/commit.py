@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from coordinator.detokenizer import Detokenizer
 from coordinator.stop_strings import StopStrings
 from outrider.errors import InternalError
+from outrider.figures import SpeculationFigures
 from outrider.messages import (
     FinishReason,
     Progress,
-    SpeculationFigures,
     TokenLogprobs,
     TokenOrigin,
 )

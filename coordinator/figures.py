@@ -5,7 +5,8 @@ that an idle coordinator shows 0 and not nothing.
 """
 
 from outrider import telemetry
-from outrider.messages import FinishReason, SpeculationFigures
+from outrider.figures import SpeculationFigures
+from outrider.messages import FinishReason
 
 
 class Figures:

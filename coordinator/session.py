@@ -6,15 +6,14 @@ makes every token come exactly once, whatever workers and streams do.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from coordinator.commit import CommitStep, Piece, logprobs_of
 from coordinator.decode_link import DecodeLink, LinkLost
 from coordinator.drafter_choice import DrafterChoice
 from coordinator.journal import Journal
 from coordinator.services import Services
+from coordinator.session_events import Emit, Event, Move, Stop
 from outrider import logs
 from outrider.errors import (
     FencedError,
@@ -26,7 +25,6 @@ from outrider.errors import (
 from outrider.messages import (
     AssignDrafter,
     CloseSession,
-    DecodeEvent,
     DrafterLost,
     Endings,
     FinishReason,
@@ -42,25 +40,6 @@ from outrider.session.registry import WorkerRecord
 MAX_FRUITLESS_PLACEMENTS = 6
 # By this much the epoch rises above one that a verify worker has and Redis has forgotten.
 EPOCH_LEAP = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    """Ends the session from outside: as cancelled, or with an error."""
-
-    error: OutriderError | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """Asks for another verify worker than that of `link`."""
-
-    link: DecodeLink
-
-
-Event: TypeAlias = DecodeEvent | LinkLost | _Stop | _Move
-# (completion tokens before the pieces, pieces)
-Emit: TypeAlias = Callable[[int, list[Piece]], Awaitable[None]]
 
 
 class RunningSession:
@@ -98,7 +77,7 @@ class RunningSession:
         self._drafter = DrafterChoice(services.pool, journal.record.speculation)
         self._refused: set[str] = set()
         self._fruitless = 0
-        self._stopped: _Stop | None = None
+        self._stopped: Stop | None = None
         self._closed = False
         self._log = logs.get(__name__).bind(session_id=self.session_id)
         journal.on_lost = self._stop
@@ -204,7 +183,7 @@ class RunningSession:
     def move(self) -> None:
         """Place the session on another verify worker if there is one that takes it."""
         if self._link is not None:
-            self._inbox.put_nowait(_Move(self._link))
+            self._inbox.put_nowait(Move(self._link))
 
     async def close(self, reason: FinishReason | None, error: OutriderError | None = None) -> None:
         """Free what the session holds at its workers; the first call counts.
@@ -264,9 +243,9 @@ class RunningSession:
                 if event.link is self._link:
                     self._log.warning("verify worker lost", why=event.why, epoch=self._epoch)
                     await self.place()
-            case _Stop():
+            case Stop():
                 pass  # `run` looks at the flag
-            case _Move():
+            case Move():
                 await self._moved(event)
             case _ if event.epoch != self._epoch:
                 self._log.warning("event of another epoch", epoch=event.epoch, now=self._epoch)
@@ -313,7 +292,7 @@ class RunningSession:
             self._log.warning("the verify worker gave the session up", reason=event.reason.value)
             await self.place()
 
-    async def _moved(self, event: _Move) -> None:
+    async def _moved(self, event: Move) -> None:
         if event.link is not self._link:
             return  # it has moved already
         here = event.link.worker.worker_id
@@ -371,7 +350,7 @@ class RunningSession:
     def _stop(self, error: OutriderError | None) -> None:
         """End it with `error`, or as cancelled; Redis may tell that this was done elsewhere."""
         if self._stopped is None:
-            self._stopped = _Stop(error)
+            self._stopped = Stop(error)
             self._leave()
             self._inbox.put_nowait(self._stopped)
             self._services.pool.wake()
@@ -397,4 +376,5 @@ class RunningSession:
             drafter=self._drafter.ref,
             logprobs=record.logprobs,
             traceparent=self._traceparent,
+            tenant=record.tenant,
         )

@@ -1,6 +1,7 @@
 """Whether and how a session speculates: what the request says, then what the policy says."""
 
 from outrider import logs, wire
+from outrider.draft_length import AUTO, parse_draft_length
 from outrider.errors import ConfigError
 from outrider.messages import AcceptanceRule, SpeculationOptions
 from outrider.pb.v1 import types_pb2
@@ -33,7 +34,10 @@ def resolve_speculation(
                 "coupled rule"
             )
         rule = AcceptanceRule.COUPLED
-    return SpeculationOptions(enabled, asked.draft_len, rule)
+    if asked.draft_len or asked.auto_draft_len:
+        return SpeculationOptions(enabled, asked.draft_len, rule, asked.auto_draft_len)
+    fixed = parse_draft_length(policy.k) if policy.k else 0
+    return SpeculationOptions(enabled, fixed, rule, policy.k == AUTO)
 
 
 class CurrentPolicy:
@@ -71,5 +75,6 @@ class CurrentPolicy:
                 version=found.version,
                 rule=found.rule.value,
                 speculation=found.speculation,
+                k=found.k,
             )
         self.value = found

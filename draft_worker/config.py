@@ -7,7 +7,10 @@ from outrider.errors import ConfigError
 from outrider.logs import LEVELS
 from outrider.memory import parse_bytes
 
-DRAFTERS = ("ngram", "model")
+NGRAM, SUFFIX, MODEL, EARLY_EXIT, HYBRID = "ngram", "suffix", "model", "early-exit", "hybrid"
+DRAFTERS = (NGRAM, SUFFIX, MODEL, EARLY_EXIT, HYBRID)
+WITH_DRAFT_MODEL = (MODEL, HYBRID)
+RUNNING_A_MODEL = (*WITH_DRAFT_MODEL, EARLY_EXIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,20 +19,36 @@ class Settings:
 
     redis_url: str = setting(help="Redis with the registry, such as redis://127.0.0.1:6379/0.")
     drafter: str = setting(
-        "ngram", choices=DRAFTERS, help="ngram looks up the session's own text; model runs one."
+        NGRAM,
+        choices=DRAFTERS,
+        help="ngram looks up the session's own text, suffix that and earlier outputs; model runs "
+        "a draft model, early-exit the target's first layers, hybrid suffix beside a model.",
     )
     draft_model: str = setting(
-        "", help="For --drafter model: a transformers directory or a .gguf file."
+        "", help="For --drafter model and hybrid: a transformers directory or a .gguf file."
     )
     target: str = setting(
-        "", help="The target model; its tokenizer is compared with the draft model's at start."
+        "",
+        help="The target model; its tokenizer is compared with the draft model's at start, and "
+        "--drafter early-exit runs its first layers.",
+    )
+    exit_layers: int = setting(
+        0, at_least=0, help="For --drafter early-exit: how many layers; 0 is a quarter of them."
     )
     ngram_max: int = setting(4, at_least=1, help="Longest n-gram to look up, in tokens.")
     ngram_min: int = setting(2, at_least=1, help="Shortest n-gram to look up, in tokens.")
     tree_width: int = setting(
         1,
         at_least=1,
-        help="For --drafter model: tokens proposed for each place; above 1 drafts are trees.",
+        help="Tokens that a model proposes for each place; above 1 drafts are trees.",
+    )
+    suffix_memory: str = setting(
+        "256MiB", help="Memory for the indexes of --drafter suffix and hybrid, such as 256MiB."
+    )
+    share_outputs: bool = setting(
+        True,
+        help="With --drafter suffix and hybrid, draft from what other sessions of the same model "
+        "said too.",
     )
     max_sessions: int = setting(256, at_least=1, help="Sessions held at once; more are refused.")
     kv_memory: str = setting("512MiB", help="Memory for the draft model's KV, such as 512MiB.")
@@ -52,11 +71,17 @@ class Settings:
 
     def __post_init__(self) -> None:
         parse_bytes(self.kv_memory)
-        if self.drafter == "model" and not self.draft_model:
-            raise ConfigError("--drafter model needs --draft-model PATH")
-        if self.drafter != "model" and self.draft_model:
+        parse_bytes(self.suffix_memory)
+        with_draft_model = self.drafter in WITH_DRAFT_MODEL
+        if with_draft_model and not self.draft_model:
+            raise ConfigError(f"--drafter {self.drafter} needs --draft-model PATH")
+        if not with_draft_model and self.draft_model:
             raise ConfigError(f"--draft-model is of no use to --drafter {self.drafter}")
-        if self.drafter != "model" and self.tree_width > 1:
+        if self.drafter == EARLY_EXIT and not self.target:
+            raise ConfigError(f"--drafter {self.drafter} needs --target PATH")
+        if self.drafter != EARLY_EXIT and self.exit_layers:
+            raise ConfigError(f"--exit-layers is of no use to --drafter {self.drafter}")
+        if self.drafter not in RUNNING_A_MODEL and self.tree_width > 1:
             raise ConfigError(f"--tree-width is of no use to --drafter {self.drafter}")
         if self.ngram_min > self.ngram_max:
             raise ConfigError("--ngram-min is above --ngram-max")

@@ -1,12 +1,19 @@
 """The drafter that the settings ask for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from draft_worker import config
 from draft_worker.config import Settings
 from outrider.drafting.base import Drafter
+from outrider.drafting.hybrid import HybridDrafter
 from outrider.drafting.ngram import NgramDrafter
+from outrider.drafting.suffix import SuffixDrafter
 from outrider.errors import ConfigError
 from outrider.memory import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from outrider.model.loading import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,44 +38,87 @@ def build(settings: Settings) -> ChosenDrafter:
         UnsupportedModelError: the draft model can't be served.
         TokenizerMismatchError: the draft model has another tokenizer than the target.
     """
-    if settings.drafter == "model":
-        return _model(settings)
-    drafter = NgramDrafter(ngram_min=settings.ngram_min, ngram_max=settings.ngram_max)
-    return ChosenDrafter(drafter)
+    match settings.drafter:
+        case config.NGRAM:
+            return ChosenDrafter(
+                NgramDrafter(ngram_min=settings.ngram_min, ngram_max=settings.ngram_max)
+            )
+        case config.SUFFIX:
+            return ChosenDrafter(_suffix(settings))
+        case config.EARLY_EXIT:
+            return _early_exit(settings)
+        case config.HYBRID:
+            chosen = _draft_model(settings)
+            return replace(chosen, drafter=HybridDrafter(_suffix(settings), chosen.drafter))
+        case _:
+            return _draft_model(settings)
 
 
-def _model(settings: Settings) -> ChosenDrafter:
-    # Imported here: a draft worker without a model starts without torch.
-    import torch
+def _suffix(settings: Settings) -> SuffixDrafter:
+    return SuffixDrafter(
+        memory_bytes=parse_bytes(settings.suffix_memory), share_outputs=settings.share_outputs
+    )
 
-    from outrider.drafting.model import ModelDrafter
+
+# What follows imports in functions: a draft worker without a model starts without torch.
+
+
+def _draft_model(settings: Settings) -> ChosenDrafter:
     from outrider.model.loading import load_model
-    from outrider.model.numerics import FAST, choose_numerics
-    from outrider.model.paged import block_bytes
     from outrider.model.pairs import check_models
     from outrider.model.tokenizers import load_tokenizer, producible_ids
 
     # Before the weights are read, which takes longer.
     pair = check_models(settings.target, settings.draft_model) if settings.target else None
     tokenizer = pair.drafter if pair else load_tokenizer(settings.draft_model)
+    model = load_model(settings.draft_model)
+    own = producible_ids(tokenizer, model.vocab_size)
+    token_count = min(own, pair.producible) if pair else own
+    # A tokenizer that differs only in ids that never come out counts as the target's own.
+    fingerprint = (pair.target if pair else tokenizer).fingerprint
+    return _running(settings, model, token_count, fingerprint)
+
+
+def _early_exit(settings: Settings) -> ChosenDrafter:
+    from outrider.model.early_exit import first_layers
+    from outrider.model.loading import load_model
+    from outrider.model.tokenizers import load_tokenizer, producible_ids
+
+    tokenizer = load_tokenizer(settings.target)
+    target = load_model(settings.target)
+    layers = target.module.config.get_text_config().num_hidden_layers
+    model = first_layers(target, settings.exit_layers or max(layers // 4, 1))
+    token_count = producible_ids(tokenizer, model.vocab_size)
+    return _running(settings, model, token_count, tokenizer.fingerprint)
+
+
+def _running(
+    settings: Settings, model: "LoadedModel", token_count: int, tokenizer_fingerprint: str
+) -> ChosenDrafter:
+    """A drafter around a model, which never proposes an id from `token_count` on."""
+    import torch
+
+    from outrider.drafting.model import ModelDrafter
+    from outrider.model.numerics import FAST, choose_numerics
+    from outrider.model.paged import block_bytes
+    from outrider.sampling import gumbel_max
+
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    model = load_model(settings.draft_model)
     total_blocks = parse_bytes(settings.kv_memory) // block_bytes(model)
     if not total_blocks:
         raise ConfigError(
             f"--kv-memory {settings.kv_memory} holds no block of "
             f"{format_bytes(block_bytes(model))} of {model.name}; give it more"
         )
-    own = producible_ids(tokenizer, model.vocab_size)
     drafter = ModelDrafter(
         model,
         total_blocks=total_blocks,
         prefill_chunk=settings.prefill_chunk,
-        token_count=min(own, pair.producible) if pair else own,
+        token_count=token_count,
         tree_width=settings.tree_width,
         numerics=choose_numerics(FAST, model),
     )
-    # A tokenizer that differs only in ids that never come out counts as the target's own.
-    fingerprint = (pair.target if pair else tokenizer).fingerprint
-    return ChosenDrafter(drafter, model.fingerprint, fingerprint, model.context_len)
+    if model.module.device.type == "cpu":
+        gumbel_max.prepare()
+    return ChosenDrafter(drafter, model.fingerprint, tokenizer_fingerprint, model.context_len)

@@ -8,11 +8,12 @@ proposal would be stale. Nothing here raises: whatever goes wrong with a session
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opentelemetry.trace import Span
 
 from draft_worker.figures import Figures
+from draft_worker.malformed import FeatureShape, fault_of
 from outrider import logs, telemetry
 from outrider.drafting.base import Drafter, DraftLaw, DraftRequest
 from outrider.errors import (
@@ -57,17 +58,27 @@ class _Want:
 
     draft_len: int
     since: float
+    # Seconds that the drafter has worked for it in passes that did not finish it.
+    worked_s: float = 0.0
 
 
 class Scheduler:
-    """The sessions of all streams, over one drafter.
+    """The sessions of all streams, over one drafter, which reads features of `feature_shape`.
 
     `apply` takes a command in, `answer` lets the drafter work once for everything wanted.
     Both return events with the stream that each is for.
     """
 
-    def __init__(self, drafter: Drafter, figures: Figures, *, max_sessions: int) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        figures: Figures,
+        *,
+        max_sessions: int,
+        feature_shape: FeatureShape | None = None,
+    ) -> None:
         self._drafter = drafter
+        self._feature_shape = feature_shape
         self._figures = figures
         self._max_sessions = max_sessions
         self._sessions: dict[Key, _Session] = {}
@@ -99,7 +110,7 @@ class Scheduler:
                 case OpenDraft():
                     self._open(key, command)
                 case CommitDraft():
-                    self._commit(key, command)
+                    self._commit(key, self._without_malformed(command))
                 case CloseDraft():
                     self._check_epoch(key, command.epoch)
                     self._end(key)
@@ -146,6 +157,7 @@ class Scheduler:
             command.rule,
             command.q_top,
             command.max_nodes,
+            command.corpus,
         )
         self._drafter.open(_drafter_id(key), command.token_ids, command.sampling, law)
         self._sessions[key] = _Session(
@@ -174,6 +186,15 @@ class Scheduler:
             self._wants[key] = want
         else:
             self._wants.pop(key, None)
+
+    def _without_malformed(self, command: CommitDraft) -> CommitDraft:
+        """The commit, without its features if something is wrong with them."""
+        fault = fault_of(command, self._feature_shape)
+        if not fault:
+            return command
+        self._figures.malformed_features += 1
+        self._log.debug("malformed features", session_id=command.session_id, fault=fault)
+        return replace(command, features=())
 
     def _check_epoch(self, key: Key, epoch: int) -> None:
         session = self._sessions.get(key)
@@ -239,6 +260,7 @@ class Scheduler:
         events: list[Addressed] = []
         for (key, want), draft in zip(wants.items(), drafts, strict=True):
             if draft is None:
+                self._wants[key] = replace(want, worked_s=want.worked_s + seconds)
                 continue
             del self._wants[key]
             if not want.draft_len:
@@ -258,6 +280,7 @@ class Scheduler:
                     compute_us=int(seconds * 1e6),
                     batch_sessions=len(wants),
                 ),
+                draft_us=int((want.worked_s + seconds) * 1e6),
             )
             events.append((key[0], proposal))
         return events

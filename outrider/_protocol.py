@@ -9,7 +9,8 @@ from typing import TypedDict
 
 from outrider import wire
 from outrider._values import ModelInfo, SessionInfo, Status, WorkerInfo
-from outrider.errors import InvalidRequestError
+from outrider.draft_length import AUTO, parse_draft_length
+from outrider.errors import ConfigError, InvalidRequestError
 from outrider.messages import AcceptanceRule
 from outrider.pb.v1 import coordinator_pb2 as pb
 from outrider.pb.v1 import types_pb2
@@ -42,7 +43,8 @@ class GenerateOptions(TypedDict, total=False):
         own distribution, "processed" the one that the token was chosen from.
     echo: send the prompt back, as text and ids.
     n: so many completions of the prompt, each with its own seed, derived from `seed`.
-    speculation: False switches it off; a number is the draft length of each round.
+    speculation: False switches it off; a number is the draft length of each round, "auto" has it
+        chosen each round.
     rule: "coupled" or "rejection", how drafts are accepted.
     session_id: an id of your own; made when left out.
     idempotency_key: a word of your own that makes the call safe to be made again, with the same
@@ -79,7 +81,7 @@ class GenerateOptions(TypedDict, total=False):
     logprobs_kind: str
     echo: bool
     n: int
-    speculation: bool | int | None
+    speculation: bool | int | str | None
     rule: str | None
     session_id: str
     idempotency_key: str
@@ -119,7 +121,7 @@ def generate_request(
     logprobs_kind: str = "raw",
     echo: bool = False,
     n: int = 1,
-    speculation: bool | int | None = None,
+    speculation: bool | int | str | None = None,
     rule: str | None = None,
     model: str = "",
 ) -> pb.GenerateRequest:
@@ -194,7 +196,7 @@ def _logprobs_to_pb(logprobs: bool | int | None, kind: str) -> types_pb2.Logprob
 
 
 def _speculation_to_pb(
-    speculation: bool | int | None, rule: str | None
+    speculation: bool | int | str | None, rule: str | None
 ) -> types_pb2.SpeculationOptions | None:
     if speculation is None and rule is None:
         return None
@@ -205,10 +207,20 @@ def _speculation_to_pb(
             raise InvalidRequestError(f"rule is one of {', '.join(known)}, not {rule!r}")
         options.rule = wire.RULES[AcceptanceRule(rule)]
     if speculation is not None:
+        if isinstance(speculation, str):
+            speculation = _draft_length(speculation) or AUTO
         on = bool(speculation)
         options.mode = types_pb2.SPECULATION_MODE_ON if on else types_pb2.SPECULATION_MODE_OFF
-        options.draft_len = 0 if isinstance(speculation, bool) else speculation
+        options.auto_draft_len = speculation == AUTO
+        options.draft_len = 0 if isinstance(speculation, bool | str) else speculation
     return options
+
+
+def _draft_length(text: str) -> int:
+    try:
+        return parse_draft_length(text)
+    except ConfigError as error:
+        raise InvalidRequestError(error.message) from error
 
 
 _STATES = {

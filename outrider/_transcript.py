@@ -7,7 +7,8 @@ before that: pieces that are there already must be the same, and are not given a
 from outrider import wire
 from outrider._values import Chunk, Completion, GenerateTimings, Piece, Usage
 from outrider.errors import InternalError
-from outrider.messages import FinishReason, SpeculationFigures, TokenOrigin
+from outrider.figures import SpeculationFigures
+from outrider.messages import FinishReason, TokenOrigin
 from outrider.pb.v1 import coordinator_pb2 as pb
 from outrider.sampling.seeds import derived_seed
 from outrider.session.names import sample_id

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from outrider.messages import FinishReason, SpeculationFigures, TokenLogprobs, TokenOrigin
+from outrider.figures import SpeculationFigures
+from outrider.messages import FinishReason, TokenLogprobs, TokenOrigin
 
 
 @dataclass(frozen=True, slots=True)

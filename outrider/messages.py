@@ -6,7 +6,7 @@ epoch     raised at each placement or change of owner; a lower epoch is refused.
 base_len  committed tokens, prompt included, before the message applies.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
@@ -103,61 +103,16 @@ class Endings:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """Whether to speculate, the draft length k (0: up to the worker) and the rule."""
+    """Whether to speculate, the draft length k and the rule.
+
+    `draft_len` 0 leaves k to the worker's setting; with `auto_draft_len` it is chosen each
+    round, whatever that says.
+    """
 
     enabled: bool = True
     draft_len: int = 0
     rule: AcceptanceRule = AcceptanceRule.COUPLED
-
-
-@dataclass(slots=True)
-class SpeculationFigures:
-    """Counts of one session or worker; bonus tokens and unverified drafts are not in them.
-
-    Of a tree every node is a draft token, and `accepted_per_position` goes by depth.
-    """
-
-    rounds: int = 0
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted over verified draft tokens; 0 when nothing was verified."""
-        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens committed by a round on average: 1 + accepted / rounds; 0 without rounds."""
-        return 1 + self.accepted_tokens / self.rounds if self.rounds else 0.0
-
-    def add_round(self, draft_tokens: int, accepted_tokens: int) -> None:
-        """Count one round that verified `draft_tokens` and accepted the first of them."""
-        self.rounds += 1
-        if not draft_tokens:
-            return
-        self.drafts += 1
-        self.draft_tokens += draft_tokens
-        self.accepted_tokens += accepted_tokens
-        self._reach(accepted_tokens)
-        for position in range(accepted_tokens):
-            self.accepted_per_position[position] += 1
-
-    def add(self, other: "SpeculationFigures") -> None:
-        """Add the counts of another session."""
-        self.rounds += other.rounds
-        self.drafts += other.drafts
-        self.draft_tokens += other.draft_tokens
-        self.accepted_tokens += other.accepted_tokens
-        self._reach(len(other.accepted_per_position))
-        for position, count in enumerate(other.accepted_per_position):
-            self.accepted_per_position[position] += count
-
-    def _reach(self, positions: int) -> None:
-        missing = positions - len(self.accepted_per_position)
-        self.accepted_per_position.extend([0] * max(missing, 0))
+    auto_draft_len: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +199,10 @@ class SessionMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSession(SessionMessage):
-    """Begin, or begin again, from every committed token (prompt included)."""
+    """Begin, or begin again, from every committed token (prompt included).
+
+    On behalf of `tenant`; the empty one is a tenant like any other.
+    """
 
     token_ids: tuple[int, ...]
     prompt_len: int
@@ -254,6 +212,7 @@ class StartSession(SessionMessage):
     drafter: DraftWorkerRef | None = None
     logprobs: LogprobOptions | None = None
     traceparent: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +293,8 @@ class OpenDraft(SessionMessage):
     Under the rejection rule the drafter samples from its own distribution q and reports it:
     its best `q_top` tokens (0: all of them). `prompt_len` and `stop_ids` serve the penalties
     and `min_tokens` of `sampling`. A draft may be a tree of up to `max_nodes` tokens; 0 asks
-    for chains.
+    for chains. Sessions with the same `corpus`, of one model and tenant, may be drafted from
+    each other's outputs; an empty one has no others.
     """
 
     token_ids: tuple[int, ...]
@@ -346,6 +306,7 @@ class OpenDraft(SessionMessage):
     max_nodes: int = 0
     draft_len: int = 0
     traceparent: str = ""
+    corpus: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,13 +314,14 @@ class CommitDraft(SessionMessage):
     """The target committed `token_ids` after `base_len`; propose `draft_len` tokens after them.
 
     Of a tree `draft_len` is the depth.
-    `features` maps a layer to hidden states of shape [len(token_ids), hidden].
+    `features` maps a layer to hidden states of shape [len(token_ids), hidden]; None where they
+    came and could not be read.
     """
 
     base_len: int
     token_ids: tuple[int, ...]
     draft_len: int
-    features: tuple[tuple[int, Tensor], ...] = ()
+    features: tuple[tuple[int, Tensor], ...] | None = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,11 +337,16 @@ DraftCommand: TypeAlias = OpenDraft | CommitDraft | CloseDraft
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal(SessionMessage):
-    """A draft that continues `base_len` committed tokens; it may be shorter than asked."""
+    """A draft that continues `base_len` committed tokens; it may be shorter than asked.
+
+    `draft_us` is what it cost: the time that the drafter worked for it, in all passes that it
+    took, each as long as it was for everyone in it. `timings` speaks of the last pass.
+    """
 
     base_len: int
     draft: Draft
     timings: Timings = Timings()
+    draft_us: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

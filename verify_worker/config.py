@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from outrider.config import setting
+from outrider.draft_length import parse_draft_length
 from outrider.logs import LEVELS
 from outrider.memory import parse_bytes
 
@@ -41,8 +42,12 @@ class Settings:
         help="Attention over pages: sequence by sequence, or in one kernel (CUDA).",
     )
     device: str = setting("cpu", help="Where the model runs: cpu, cuda, cuda:1.")
-    draft_len: int = setting(4, at_least=0, help="Draft length k of a round, in tokens.")
-    max_draft_len: int = setting(16, at_least=1, help="Most draft tokens a request may ask for.")
+    k: str = setting(
+        AUTO,
+        help="Draft length of a round: auto, by expected value, or fixed:N tokens; requests and "
+        "the policy go before it.",
+    )
+    max_draft_len: int = setting(16, at_least=1, help="Most tokens of a draft, whoever asks.")
     max_tree_nodes: int = setting(
         64, at_least=0, help="Most tokens of a draft that is a tree; 0 takes chains only."
     )
@@ -89,5 +94,6 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
+        parse_draft_length(self.k)
         if self.kv_memory != AUTO:
             parse_bytes(self.kv_memory)

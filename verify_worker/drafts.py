@@ -7,20 +7,21 @@ dropped and counted, and nothing else happens to the session.
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from outrider.errors import InvalidRequestError, OutriderError, OverloadedError, UnavailableError
 from outrider.messages import (
     AssignDrafter,
     CloseDraft,
+    Draft,
     DrafterLost,
     DraftFailed,
     DraftWorkerRef,
     OpenDraft,
     Proposal,
 )
-from verify_worker import policy
+from verify_worker import draft_length, policy
 from verify_worker.cost import StepShape
+from verify_worker.draft_figures import DraftWorker, levels_of
 from verify_worker.malformed import DraftShape, fault_of
 from verify_worker.state import (
     Counters,
@@ -32,38 +33,31 @@ from verify_worker.state import (
     ToDrafter,
     Want,
 )
-from verify_worker.waiting import Awaited, Latency, best_wait_s, due_s
+from verify_worker.waiting import Awaited, due_s
 
 # Malformed proposals after which a draft worker is left alone.
 MALFORMED_TO_QUARANTINE = 3
-# What one more proposal says about how long they wait for their step.
-LAG_SHARE = 1 / 16
 # Times that a session is opened again at a draft worker that has lost it.
 MAX_REOPENINGS = 3
-
-
-@dataclass(slots=True)
-class DraftWorker:
-    """What was measured of one draft worker, over all its sessions."""
-
-    punctuality: policy.Punctuality = field(default_factory=policy.Punctuality)
-    latency: Latency = field(default_factory=Latency)
-    expectation: policy.Expectation = field(default_factory=policy.Expectation)
 
 
 class Drafts:
     """Proposals and draft workers of the sessions that the scheduler holds."""
 
     def __init__(
-        self, sessions: dict[str, Session], counters: Counters, shape: DraftShape, q_top: int
+        self,
+        sessions: dict[str, Session],
+        counters: Counters,
+        shape: DraftShape,
+        q_top: int,
+        corpus: str = "",
     ) -> None:
         self._q_top = q_top
+        self._corpus = corpus
         self._sessions = sessions
         self._counters = counters
         self._shape = shape
         self._malformed: dict[str, int] = {}
-        # How long a proposal that has come waits for its step, which others may be in or hold.
-        self._lag_s = 0.0
         self.workers: defaultdict[str, DraftWorker] = defaultdict(DraftWorker)
 
     def open(self, session: Session) -> list[Output]:
@@ -83,6 +77,7 @@ class Drafts:
             q_top=self._q_top,
             max_nodes=self._shape.max_nodes,
             traceparent=session.traceparent,
+            corpus=_corpus_of(self._corpus, session.tenant),
         )
         return [ToDrafter(session.drafter, command)]
 
@@ -97,44 +92,52 @@ class Drafts:
             outputs.append(ToDrafter(session.drafter, close))
         session.drafter = session.may_use(command.drafter)
         session.patience = policy.Patience()
-        session.expectation = policy.Expectation()
+        session.record = draft_length.Record()
         session.resume_at_len = session.look_at_len = session.reopened = 0
         return outputs + self.open(session)
 
     def ask(
-        self, session: Session, stakes: policy.Stakes, now_s: float, fixed_wait_s: float
+        self,
+        session: Session,
+        stakes: policy.Stakes,
+        draft_lens: tuple[int, int],
+        now_s: float,
+        fixed_wait_s: float,
     ) -> int:
-        """Decide whether the session asks and how long it waits; the tokens to ask for.
+        """Decide how far to draft and how long to wait for it; the tokens to ask for.
 
-        Where a wait does not pay, one proposal is asked for now and then without waiting: it
-        comes too late, and shows whether it would have paid. `fixed_wait_s` above 0 is waited
-        whatever was measured.
+        `draft_lens` are the fewest and the most. Where no wait pays, one proposal is asked for
+        now and then without waiting: it comes too late, and shows whether it would have paid.
+        `fixed_wait_s` above 0 is waited whatever was measured.
         """
         _ask_nothing(session)
-        session.ready_at_s = now_s
+        session.ready_at_s, session.asked_len = now_s, 0
         length = len(session.tokens)
-        if session.drafter is None or not stakes.draft_len or length < session.resume_at_len:
+        most = draft_lens[1]
+        if session.drafter is None or not most or length < session.resume_at_len:
             return 0
         worker = self.workers[session.drafter.worker_id]
-        wait_s = fixed_wait_s or self._wait_s(session, worker, stakes)
+        _fade(session)
+        others = self._asking(session.drafter)
+        choice = worker.choose(session.record, stakes, draft_lens, others)
+        wait_s = worker.wait_s(choice, others)
+        if choice.draft_len and fixed_wait_s:
+            wait_s = fixed_wait_s
         if not wait_s and length < session.look_at_len:
             return 0
-        if not worker.punctuality.may_ask(now_s, stakes.limit_s):
+        tokens = choice.draft_len or min(policy.LOOK_TOKENS, most)
+        if not worker.punctuality.may_ask(now_s, tokens * stakes.plain_s):
             return 0
         if not wait_s:
             session.look_at_len = length + session.patience.pause()
-        session.want = Want(length, stakes.draft_len, now_s + wait_s)
-        session.asked_at_s, session.asked_len = now_s, stakes.draft_len
-        return stakes.draft_len
+        session.want = Want(length, tokens, now_s + wait_s)
+        session.asked_at_s, session.asked_len = now_s, tokens
+        return tokens
 
-    def _wait_s(self, session: Session, worker: DraftWorker, stakes: policy.Stakes) -> float:
-        """The wait that pays most; where nothing is known, what a fair draft would save."""
-        if not worker.latency.seconds:
-            return max(stakes.gain_s(policy.FIRST_SHARE), 0.0)
-        # A session says most about itself; the worker's other sessions speak for a new one.
-        share = session.expectation.share(worker.expectation.share(), policy.DRAFTS_OF_OTHERS)
-        gain_s = stakes.gain_s(share) - self._lag_s
-        return best_wait_s(worker.latency.seconds, gain_s, stakes.limit_s)
+    def _asking(self, drafter: DraftWorkerRef) -> list[int]:
+        """How far the sessions draft that ask this draft worker, or just did."""
+        sessions = self._sessions.values()
+        return [one.asked_len for one in sessions if one.asked_len and one.drafter == drafter]
 
     def awaited(self, waits: Sequence[Session], now_s: float) -> list[Awaited]:
         """Those of the waiting sessions whose proposals can be expected, and when."""
@@ -143,7 +146,10 @@ class Drafts:
             want, asked_at_s = session.want, session.asked_at_s
             if want is None or asked_at_s is None or session.drafter is None:
                 continue
-            seconds = self.workers[session.drafter.worker_id].latency.seconds
+            worker = self.workers[session.drafter.worker_id]
+            seconds = worker.latency.at(
+                max(self._asking(session.drafter), default=0), worker.token_s
+            )
             wait_s = want.wait_until_s - asked_at_s
             due = due_s(seconds, now_s - asked_at_s, wait_s)
             usual = due_s(seconds, 0.0, wait_s)
@@ -157,32 +163,35 @@ class Drafts:
         session: Session,
         began_s: float,
         *,
+        draft: Draft,
         accepted: int,
         stakes: policy.Stakes,
         fixed_wait_s: float,
     ) -> None:
         """The session takes a step, with a draft or without the one that it wanted.
 
-        `accepted` tokens of the draft came out. A `fixed_wait_s` above 0 is what a session may
-        wait, however little there is to win.
+        `accepted` tokens came out of the `draft` that was verified. A `fixed_wait_s` above 0 is
+        what a session may wait, however little there is to win.
         """
         if session.asked_at_s is None:
             return
         waited_s = max(began_s - session.asked_at_s, 0.0)
         want = session.want
+        rows = len(draft.token_ids)
         if want is not None and session.drafter is not None:
             self._counters.missed_proposals += 1
             worker = self.workers[session.drafter.worker_id]
             worker.punctuality.note_missed(session.asked_at_s, began_s)
-            sample = worker.latency.note(math.inf)
-            self._lag_s -= LAG_SHARE * self._lag_s  # else a long one would never be seen again
+            longest = max(self._asking(session.drafter), default=0)
+            sample = worker.latency.note(math.inf, longest)
             session.late = Late(want.base_len, want.draft_len, session.asked_at_s, sample)
         else:
-            self._lag_s += LAG_SHARE * (max(began_s - session.ready_at_s, 0.0) - self._lag_s)
-            self._expect(session, accepted, session.asked_len)
+            # One that was cut for want of rows or blocks says nothing about what is beyond.
+            whole = session.draft is None or len(session.draft.token_ids) == rows
+            self._record(session, session.asked_len if whole else levels_of(draft), draft, accepted)
         if want is None or want.wait_until_s > session.asked_at_s:
-            saved_s = stakes.gain_s(accepted / session.asked_len) if want is None else 0.0
-            longest_wait_s = fixed_wait_s or stakes.limit_s
+            saved_s = stakes.saved_s(accepted, rows) if want is None else 0.0
+            longest_wait_s = fixed_wait_s or session.asked_len * stakes.plain_s
             pause = session.patience.note(waited_s, saved_s, longest_wait_s)
             session.resume_at_len = len(session.tokens) + pause if pause else 0
         _ask_nothing(session)
@@ -197,14 +206,20 @@ class Drafts:
         while right < len(said) and said[right] == late.token_ids[right]:
             right += 1
         if right < len(said) or right == len(late.token_ids):
-            self._expect(session, right, late.draft_len)
+            self._record(session, late.draft_len, Draft(late.token_ids), right)
             session.late = None
 
-    def _expect(self, session: Session, accepted: int, draft_len: int) -> None:
-        session.expectation.note(accepted, draft_len)
+    def _record(self, session: Session, asked: int, draft: Draft, accepted: int) -> None:
+        """Count what came of a draft, for the session and for its draft worker."""
+        if not asked:
+            return
+        levels, rows = levels_of(draft), len(draft.token_ids)
+        _fade(session)
+        session.record.note(asked=asked, levels=levels, rows=rows, accepted=accepted)
         if session.drafter is not None:
-            worker = self.workers[session.drafter.worker_id]
-            worker.expectation.note(accepted, draft_len)
+            record = self.workers[session.drafter.worker_id].record
+            record.fade(0.5 ** (1 / draft_length.DRAFTER_HALF_LIFE_DRAFTS))
+            record.note(asked=asked, levels=levels, rows=rows, accepted=accepted)
 
     def _note_late(self, session: Session, proposal: Proposal, now_s: float) -> None:
         """A proposal that was missed has come: remember how long it took and what it says."""
@@ -213,9 +228,10 @@ class Drafts:
             return
         worker = self.workers[session.drafter.worker_id]
         worker.latency.correct(late.sample, now_s - late.asked_at_s)
-        _note_answer(worker)
+        worker.note_answer()
+        worker.note_cost(proposal, now_s - late.asked_at_s, late.sample.draft_len)
         if not proposal.draft.token_ids:
-            self._expect(session, 0, late.draft_len)
+            self._record(session, late.draft_len, proposal.draft, 0)
         if not proposal.draft.token_ids or not proposal.draft.is_chain:
             session.late = None
             return
@@ -243,8 +259,11 @@ class Drafts:
         session.ready_at_s = now_s
         worker = self.workers[worker_id]
         if session.asked_at_s is not None:
-            worker.latency.note(now_s - session.asked_at_s)
-        _note_answer(worker)
+            seconds = now_s - session.asked_at_s
+            longest = max(self._asking(session.drafter), default=0)
+            worker.latency.note(seconds, longest)
+            worker.note_cost(proposal, seconds, longest)
+        worker.note_answer()
         fault = fault_of(proposal.draft, want.draft_len, session.rule, self._shape)
         if fault:
             return self.malformed(worker_id, fault)
@@ -307,10 +326,21 @@ class Drafts:
         return ToCoordinator(session.owner, lost)
 
 
+def _corpus_of(model: str, tenant: str) -> str:
+    """Names the outputs of one tenant at one model; empty where the model has no name.
+
+    No tenant's name has a slash, so that no two pairs make one word.
+    """
+    return f"{model}/{tenant}" if model else ""
+
+
 def _ask_nothing(session: Session) -> None:
     session.draft = session.want = session.asked_at_s = None
 
 
-def _note_answer(worker: DraftWorker) -> None:
-    if worker.punctuality.note_answer():
-        worker.latency.forget_missing()
+def _fade(session: Session) -> None:
+    """Let what is known of the session's drafts fade with the tokens committed since."""
+    tokens = len(session.tokens) - session.recorded_len
+    if tokens > 0 and session.record.drafts:
+        session.record.fade(0.5 ** (tokens / draft_length.SESSION_HALF_LIFE_TOKENS))
+    session.recorded_len = len(session.tokens)

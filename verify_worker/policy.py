@@ -1,11 +1,11 @@
-"""How far to draft, what a draft is worth, and when to do without; prefill beside decoding.
+"""What rows cost in a batch, when to do without drafts, and prefill beside decoding.
 
 Waiting for a proposal of k tokens can save at most k plain steps, so a session never waits
 longer than k times the time of a step; how much of that is worth it is decided in
-`verify_worker.waiting`. A session that keeps losing time to drafts nevertheless stops asking
-and tries again after a while that doubles each time. A draft worker that lets the wants of
-its sessions pass, one after the other, is left alone by all of them for a while, and then
-asked once.
+`verify_worker.waiting`, how far to draft in `verify_worker.draft_length`. A session that keeps
+losing time to drafts nevertheless stops asking and tries again after a while that doubles each
+time. A draft worker that lets the wants of its sessions pass, one after the other, is left
+alone by all of them for a while, and then asked once.
 """
 
 import math
@@ -17,7 +17,7 @@ from verify_worker.cost import CostModel, StepShape
 
 # What a session may lose to drafts, in longest waits, before it does without, and the tokens
 # that it then decodes plainly; the pause doubles each time until the loss is made good.
-WAITS_TO_PAUSE = 2.5
+WAITS_TO_PAUSE = 5.0
 FIRST_PAUSE_TOKENS = 16
 LONGEST_PAUSE_TOKENS = 512
 # Misses in a row after which a draft worker rests, and how long; it doubles each time, and is
@@ -26,66 +26,57 @@ MISSES_TO_REST = 3
 FIRST_REST_S = 1.0
 LONGEST_REST_S = 30.0
 REST_WAITS = 10
-# What is expected of a drafter of which nothing is known, as a share of the draft's tokens;
-# how many drafts that guess counts for, and how many the figures of the drafter's other
-# sessions do for a session: single drafts say little, and sessions that draft make the steps
-# longer for those that do not. Over about how many drafts is averaged.
-FIRST_SHARE = 0.5
-DRAFTS_GUESSED = 2
-DRAFTS_OF_OTHERS = 16
-DRAFTS_REMEMBERED = 16
+# Tokens that are asked for where no wait pays, to see what they would have been worth.
+LOOK_TOKENS = 4
 
 
-@dataclass(frozen=True, slots=True)
 class Stakes:
-    """What a session can win and lose with a draft of `draft_len` tokens in this batch.
+    """What drafts can win and cost in a batch of the sessions `decoding`, one row each.
 
-    `plain_s` is a step without drafts, which is what a plain token costs; `drafted_s` is the
-    same step with such a draft for everyone in it.
+    `steps_s[r]` is the step with r rows more for everyone in it, up to `most`: a session is
+    charged for its rows as if all others drafted as it does, since all wait for them.
+    `plain_s` is the step without drafts, which is what a plain token costs. `step` is what the
+    last step was made of.
     """
 
-    draft_len: int
-    plain_s: float
-    drafted_s: float
+    def __init__(
+        self, decoding: StepShape, cost: CostModel, most: int, step: StepShape | None = None
+    ) -> None:
+        self.plain_s = cost.seconds(decoding)
+        self.sessions = decoding.sessions
+        self._decoding = decoding
+        self._step = step or decoding
+        self._cost = cost
+        self._most = most
+        self._steps_s: tuple[float, ...] = ()
 
     @property
-    def limit_s(self) -> float:
-        """The longest wait that could ever pay: every token is accepted."""
-        return self.draft_len * self.plain_s
+    def steps_s(self) -> tuple[float, ...]:
+        """Seconds by rows more; worked out when it is first asked for, which many never do."""
+        if not self._steps_s:
+            self._steps_s = tuple(self._drafted_s(rows) for rows in range(self._most + 1))
+        return self._steps_s
 
-    def gain_s(self, share: float) -> float:
-        """What a draft saves when `share` of it is accepted; negative where rows are dear."""
-        return share * self.limit_s - (self.drafted_s - self.plain_s)
+    def saved_s(self, accepted: int, rows: int) -> float:
+        """What a draft of `rows` tokens in the last step saved its session.
 
+        Without it the session would have had to take steps with the drafts of the others.
+        """
+        step = self._step
+        without = StepShape(max(step.rows - rows, 1), step.sessions, step.context, step.pairs)
+        plain_s = self._cost.seconds(without)
+        return accepted * plain_s - (self._cost.seconds(step) - plain_s)
 
-def stakes(decoding: StepShape, draft_len: int, cost: CostModel) -> Stakes:
-    """The stakes in a batch of the sessions `decoding`, one row each."""
-    drafted = StepShape(
-        decoding.rows + decoding.sessions * draft_len,
-        decoding.sessions,
-        decoding.context,
-        decoding.pairs + draft_len * decoding.context,
-    )
-    return Stakes(draft_len, cost.seconds(decoding), cost.seconds(drafted))
-
-
-@dataclass(slots=True)
-class Expectation:
-    """The share of a draft's tokens that is accepted, as far as it is known."""
-
-    drafts: int = 0
-    share_seen: float = 0.0
-
-    def note(self, accepted: int, draft_len: int) -> None:
-        """Count a draft for which `draft_len` tokens were asked for; an empty one has 0."""
-        self.drafts += 1
-        weight = 1 / min(self.drafts, DRAFTS_REMEMBERED)
-        self.share_seen += weight * (accepted / draft_len - self.share_seen)
-
-    def share(self, prior: float = FIRST_SHARE, counts_for: int = DRAFTS_GUESSED) -> float:
-        """What to expect, given a `prior` that counts for so many drafts."""
-        weight = self.drafts / (self.drafts + counts_for)
-        return prior + weight * (self.share_seen - prior)
+    def _drafted_s(self, rows: int) -> float:
+        shape = self._decoding
+        return self._cost.seconds(
+            StepShape(
+                shape.rows + shape.sessions * rows,
+                shape.sessions,
+                shape.context,
+                shape.pairs + rows * shape.context,
+            )
+        )
 
 
 def chunk_rows(
@@ -111,16 +102,20 @@ def chunk_rows(
     return fitting * BLOCK_TOKENS
 
 
-def draft_len(options: SpeculationOptions, default: int, remaining: int, limit: int) -> int:
-    """Tokens to ask for: what the session wants, but never more than can be committed.
+def draft_lens(
+    options: SpeculationOptions, default: int, remaining: int, limit: int, step_share: int
+) -> tuple[int, int]:
+    """The fewest and the most tokens to ask for; both are the same where k is fixed.
 
-    A round commits one token of the target's own, so a draft is useful for at most
-    `remaining - 1` tokens. `limit` is the most that the worker verifies in a round.
+    The request decides, then `default` (0: chosen each round). A round commits one token of
+    the target's own, so a draft is useful for at most `remaining - 1` tokens. `limit` is the
+    most that the worker verifies in a round, `step_share` what of its rows is a session's.
     """
     if not options.enabled:
-        return 0
-    wanted = options.draft_len or default
-    return max(min(wanted, limit, remaining - 1), 0)
+        return 0, 0
+    fixed = 0 if options.auto_draft_len else options.draft_len or default
+    most = max(min(fixed or step_share - 1, limit, remaining - 1), 0)
+    return (most if fixed else 0), most
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ A session's tokens change only in `apply`, after the forward pass succeeded; a f
 leaves nothing to undo. Time is seconds on any monotonic clock.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from outrider.errors import FencedError, InvalidRequestError, OutriderError
 from outrider.messages import (
@@ -52,8 +52,10 @@ class Limits:
 
     `step_tokens` bounds the rows of a step, prefill chunks included; a step that prefills
     beside decoding sessions takes at most `prefill_slowdown` times as long as without.
-    `draft_wait_s` 0 lets measurements decide how long a draft is waited for. `q_top` is how
-    many tokens a drafter's distribution may have under the rejection rule; 0 is all.
+    `draft_len` 0 chooses the draft length each round. `draft_wait_s` 0 lets measurements
+    decide how long a draft is waited for. `q_top` is how many tokens a drafter's distribution
+    may have under the rejection rule; 0 is all. Sessions of one tenant may be drafted from each
+    other's outputs at this model, which `corpus` names; without a name they may not.
     """
 
     context_len: int
@@ -61,11 +63,12 @@ class Limits:
     max_sessions: int = 64
     step_tokens: int = 256
     prefill_slowdown: float = 3.0
-    draft_len: int = 4
+    draft_len: int = 0
     max_draft_len: int = 16
     max_tree_nodes: int = 64
     draft_wait_s: float = 0.0
     q_top: int = 64
+    corpus: str = ""
 
 
 class Scheduler:
@@ -87,7 +90,7 @@ class Scheduler:
         self.sessions: dict[str, Session] = {}
         self.counters = Counters()
         shape = DraftShape(limits.vocab_size, limits.max_tree_nodes)
-        self.drafts = Drafts(self.sessions, self.counters, shape, limits.q_top)
+        self.drafts = Drafts(self.sessions, self.counters, shape, limits.q_top, limits.corpus)
         self.pool = pool
         self.prefixes = PrefixCache(pool, self.counters, kv_fingerprint)
         self._limits = limits
@@ -125,6 +128,7 @@ class Scheduler:
             speculation=command.speculation,
             logprobs=command.logprobs,
             traceparent=command.traceparent,
+            tenant=command.tenant,
         )
         session.drafter = session.may_use(command.drafter)
         if session.remaining <= 0:
@@ -190,11 +194,7 @@ class Scheduler:
         deciding = {w.session.session_id: w.session for w in plan.work if w.decides}
         waits = {s.session_id: s for s in self._taking_part if s.want is not None}
         decoding = _one_row_each([*(deciding | waits).values()])
-        # The same for all that draft equally far.
-        stakes = {
-            k: policy.stakes(decoding, k, self.cost)
-            for k in {self._draft_len(work.session) for work in plan.work}
-        }
+        stakes = policy.Stakes(decoding, self.cost, self._most_drafted, plan.shape)
         timings = Timings(compute_us=int(outcome.compute_s * 1e6), batch_sessions=len(plan.work))
         outputs: list[Output] = []
         for work, result in zip(plan.work, outcome.results, strict=True):
@@ -272,11 +272,10 @@ class Scheduler:
         work: Work,
         decided: Decided,
         timings: Timings,
-        stakes: Mapping[int, policy.Stakes],
+        stakes: policy.Stakes,
         now_s: float,
     ) -> list[Output]:
         session = work.session
-        own_stakes = stakes[self._draft_len(session)]
         before = len(session.tokens) - session.prompt_len
         kept, ending = first_ending(decided.verdict.token_ids, before, session.endings)
         verdict = decided.verdict.cut(kept)
@@ -284,8 +283,9 @@ class Scheduler:
         self.drafts.note_step(
             session,
             began_s,
+            draft=work.draft,
             accepted=verdict.accepted,
-            stakes=own_stakes,
+            stakes=stakes,
             fixed_wait_s=self._limits.draft_wait_s,
         )
         progress = Progress(
@@ -310,7 +310,7 @@ class Scheduler:
         outputs: list[Output] = [ToCoordinator(session.owner, progress)]
         if ending is None:
             self.pool.trim(session.table, session.table.kv_len)
-            return outputs + self._ask(session, progress, own_stakes, now_s)
+            return outputs + self._ask(session, progress, stakes, now_s)
         ended = SessionEnded(session_id=session.session_id, epoch=session.epoch, reason=ending)
         return [*outputs, ToCoordinator(session.owner, ended), *self._forget(session)]
 
@@ -318,9 +318,15 @@ class Scheduler:
         self, session: Session, progress: Progress, stakes: policy.Stakes, now_s: float
     ) -> list[Output]:
         """Tell the draft worker what was committed and ask for the next proposal."""
-        stakes = replace(stakes, draft_len=self._draft_len(session))
         self.drafts.note_committed(session)
-        tokens = self.drafts.ask(session, stakes, now_s, self._limits.draft_wait_s)
+        lens = policy.draft_lens(
+            session.speculation,
+            self._limits.draft_len,
+            session.remaining,
+            self._most_drafted,
+            self._limits.step_tokens // max(stakes.sessions, 1),
+        )
+        tokens = self.drafts.ask(session, stakes, lens, now_s, self._limits.draft_wait_s)
         if session.drafter is None:
             return []
         commit = CommitDraft(
@@ -332,13 +338,9 @@ class Scheduler:
         )
         return [ToDrafter(session.drafter, commit)]
 
-    def _draft_len(self, session: Session) -> int:
-        return policy.draft_len(
-            session.speculation,
-            self._limits.draft_len,
-            session.remaining,
-            min(self._limits.max_draft_len, self._limits.step_tokens - 1),
-        )
+    @property
+    def _most_drafted(self) -> int:
+        return min(self._limits.max_draft_len, self._limits.step_tokens - 1)
 
     def _forget(self, session: Session, *, keep: bool = True) -> list[Output]:
         """Drop the session; `keep` leaves its KV to others."""

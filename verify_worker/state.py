@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from outrider.errors import OutriderError
+from outrider.figures import SpeculationFigures
 from outrider.messages import (
     AcceptanceRule,
     DecodeEvent,
@@ -12,14 +13,14 @@ from outrider.messages import (
     Endings,
     LogprobOptions,
     SamplingParams,
-    SpeculationFigures,
     SpeculationOptions,
     TokenLogprobs,
 )
 from outrider.model.blocks import BlockTable
 from outrider.sampling.acceptance import Verdict
 from verify_worker.cost import NOTHING, StepShape
-from verify_worker.policy import Expectation, Patience
+from verify_worker.draft_length import Record
+from verify_worker.policy import Patience
 from verify_worker.waiting import Sample
 
 NO_DRAFT = Draft()
@@ -65,6 +66,7 @@ class Session:
     speculation: SpeculationOptions
     logprobs: LogprobOptions | None = None
     traceparent: str = ""
+    tenant: str = ""
     drafter: DraftWorkerRef | None = None
     table: BlockTable = field(default_factory=BlockTable)
     want: Want | None = None
@@ -75,10 +77,11 @@ class Session:
     late: Late | None = None
     # Since when nothing is left to wait for.
     ready_at_s: float = 0.0
-    # What drafts have cost and are expected to save; until when to do without, and until
-    # when not to ask for those that are not worth a wait.
+    # What drafts have cost; what came of them, and at which length that last faded; until when
+    # to do without, and until when not to ask for those that are not worth a wait.
     patience: Patience = field(default_factory=Patience)
-    expectation: Expectation = field(default_factory=Expectation)
+    record: Record = field(default_factory=Record)
+    recorded_len: int = 0
     resume_at_len: int = 0
     look_at_len: int = 0
     reopened: int = 0

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider import logs
+from outrider.draft_length import parse_draft_length
 from outrider.memory import format_bytes
 from outrider.model.blocks import BLOCK_TOKENS
 from outrider.model.linears.kinds import DENSE
@@ -14,6 +15,7 @@ from outrider.model.paged import PagedModel, block_bytes
 from outrider.model.prefix import kv_fingerprint
 from outrider.model.selfcheck import OwnLogits, check_paged_forward
 from outrider.model.tokenizers import load_tokenizer
+from outrider.sampling import gumbel_max
 from verify_worker.calibration import calibrate, step_times_ms
 from verify_worker.config import Settings
 from verify_worker.cost import CostModel
@@ -97,14 +99,17 @@ def load_target(settings: Settings) -> Target:
         max_sessions=settings.max_sessions,
         step_tokens=settings.step_tokens,
         prefill_slowdown=settings.prefill_slowdown,
-        draft_len=settings.draft_len,
+        draft_len=parse_draft_length(settings.k),
         max_draft_len=settings.max_draft_len,
         max_tree_nodes=settings.max_tree_nodes,
         draft_wait_s=settings.draft_wait_s,
         q_top=settings.q_top,
+        corpus=model.fingerprint,
     )
     kv = kv_fingerprint(model.fingerprint, dtype, numerics.arithmetic)
     runner = Runner(paged, token_count)
+    if device.type == "cpu":
+        gumbel_max.prepare()
     cost = CostModel()
     if settings.calibrate:
         calibrate(runner, paged.pool, cost, model.context_len)

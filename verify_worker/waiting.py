@@ -10,6 +10,7 @@ Two questions, each a pure function of what was measured:
 """
 
 import math
+import statistics
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ SAMPLES = 16
 SLACK = 1.0
 SLACK_LIMITS = 1 / 32
 # How much of the gain that is expected counts: a guess must not cost what plain steps would not.
-TRUST = 0.85
+TRUST = 0.95
 # A proposal that is due this soon is not due any more: it should be here.
 MOMENT_S = 1e-4
 # How many rounds ahead a held step is compared with one that is not.
@@ -33,9 +34,11 @@ ROUNDS_AHEAD = 4
 
 @dataclass(slots=True, eq=False)
 class Sample:
-    """How long one proposal took, in seconds; infinite until it comes, should it be late."""
+    """How long a proposal of `draft_len` tokens took, in seconds; infinite until it comes,
+    should it be late."""
 
     seconds: float
+    draft_len: int = 0
 
 
 class Latency:
@@ -45,9 +48,9 @@ class Latency:
         self.seconds: tuple[float, ...] = ()
         self._samples: deque[Sample] = deque(maxlen=SAMPLES)
 
-    def note(self, seconds: float) -> Sample:
-        """Count one proposal, or with infinite `seconds` one that has not come."""
-        sample = Sample(seconds)
+    def note(self, seconds: float, draft_len: int = 0) -> Sample:
+        """Count a proposal of so many tokens, or with infinite `seconds` one that has not come."""
+        sample = Sample(seconds, draft_len)
         self._samples.append(sample)
         self._sort()
         return sample
@@ -64,6 +67,18 @@ class Latency:
         left = [sample for sample in self._samples if math.isfinite(sample.seconds)]
         self._samples = deque(left, SAMPLES)
         self._sort()
+
+    def at(self, draft_len: int, token_s: float) -> tuple[float, ...]:
+        """What proposals of `draft_len` tokens would have taken, ascending; a token `token_s`."""
+        if not token_s:
+            return self.seconds
+        found = (one.seconds + (draft_len - one.draft_len) * token_s for one in self._samples)
+        return tuple(sorted(max(seconds, 0.0) for seconds in found))
+
+    def usual_s(self, token_s: float) -> float:
+        """What a proposal usually takes beside `token_s` for each of its tokens."""
+        came = [s.seconds - s.draft_len * token_s for s in self._samples if s.seconds < math.inf]
+        return max(statistics.median_low(came), 0.0) if came else 0.0
 
     def _sort(self) -> None:
         self.seconds = tuple(sorted(sample.seconds for sample in self._samples))

@@ -15,6 +15,7 @@ from outrider.cli.running import check_before_start, run_interruptible
 from outrider.client import AsyncClient, Completion
 from outrider.config import CACHE, setting
 from outrider.config import command as settings_command
+from outrider.draft_length import AUTO, parse_draft_length
 from outrider.errors import InternalError
 from outrider.local.commands import StackSettings
 from outrider.local.stack import LocalStack
@@ -35,10 +36,13 @@ class Settings:
 
     model: str = setting(EMBEDDED_MODEL, help="The target: a path, or this name.")
     max_tokens: int = setting(96, at_least=1, help="Tokens to generate, twice.")
-    draft_len: int = setting(6, at_least=1, help="Draft length k of each round.")
+    k: str = setting(AUTO, help="Draft length of each round: auto or fixed:N.")
     threads: int = setting(0, at_least=0, help="Threads of the verify worker; 0 takes all cores.")
     color: bool = setting(True, help="Show in colour where each token came from.")
     cache: str = setting(CACHE, help="Directory for the embedded model.")
+
+    def __post_init__(self) -> None:
+        parse_draft_length(self.k)
 
 
 def run(settings: Settings) -> None:
@@ -46,7 +50,7 @@ def run(settings: Settings) -> None:
     stack_settings = StackSettings(
         model=resolve_model(settings.model, settings.cache),
         threads=settings.threads,
-        draft_len=settings.draft_len,
+        k=settings.k,
     )
     check_before_start(stack_settings)
     if run_interruptible(lambda: _show(settings, stack_settings)):

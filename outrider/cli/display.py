@@ -5,7 +5,8 @@ from typing import Any
 import click
 
 from outrider.client import Chunk, Completion, Piece, TokenLogprobs
-from outrider.messages import SpeculationFigures, TokenOrigin
+from outrider.figures import SpeculationFigures
+from outrider.messages import TokenOrigin
 
 STYLES: dict[TokenOrigin, dict[str, Any]] = {
     TokenOrigin.PLAIN: {},

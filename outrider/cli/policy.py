@@ -9,9 +9,13 @@ import click
 from outrider.cli.requests import RULES
 from outrider.config import command as settings_command
 from outrider.config import setting
+from outrider.draft_length import parse_draft_length
 from outrider.messages import AcceptanceRule
 from outrider.session.policy import SWITCH, Policy, PolicyStore
 from outrider.session.redis import connect
+
+# No draft length of the policy's own.
+WORKER = "worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +28,16 @@ class Settings:
     speculation: str | None = setting(
         None, choices=tuple(SWITCH), env=False, help="Whether to speculate."
     )
+    k: str | None = setting(
+        None,
+        env=False,
+        help="Draft length of each round: auto or fixed:N; worker leaves it to the verify workers.",
+    )
     json: bool = setting(False, help="Print one JSON object.")
+
+    def __post_init__(self) -> None:
+        if self.k not in (None, WORKER):
+            parse_draft_length(str(self.k))
 
 
 def run(settings: Settings) -> None:
@@ -36,21 +49,23 @@ def run(settings: Settings) -> None:
     """
     policy = asyncio.run(_apply(settings))
     rule, speculation = policy.rule.value, "on" if policy.speculation else "off"
+    k = policy.k or WORKER
     if settings.json:
-        found = {"version": policy.version, "rule": rule, "speculation": speculation}
+        found = {"version": policy.version, "rule": rule, "speculation": speculation, "k": k}
         click.echo(json.dumps(found))
         return
     version = f"version {policy.version}" if policy.version else "never set: the defaults"
-    click.echo(f"rule {rule}, speculation {speculation} ({version})")
+    click.echo(f"rule {rule}, speculation {speculation}, k {k} ({version})")
 
 
 async def _apply(settings: Settings) -> Policy:
     async with connect(settings.redis_url) as redis:
         store = PolicyStore(redis)
-        if settings.rule is not None or settings.speculation is not None:
+        if (settings.rule, settings.speculation, settings.k) != (None, None, None):
             await store.change(
                 rule=AcceptanceRule(settings.rule) if settings.rule else None,
                 speculation=SWITCH[settings.speculation] if settings.speculation else None,
+                k="" if settings.k == WORKER else settings.k,
             )
         return await store.read() or Policy()
 

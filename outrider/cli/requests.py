@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from outrider.cli.connection import ConnectionSettings
 from outrider.client import GenerateOptions
 from outrider.config import setting
+from outrider.draft_length import parse_draft_length
 from outrider.errors import ConfigError
 from outrider.messages import AcceptanceRule
 
@@ -45,21 +46,26 @@ class RequestSettings(ConnectionSettings):
     speculation: str | None = setting(
         None, choices=("on", "off"), help="Whether to speculate; the server's policy if not given."
     )
-    draft_len: int = setting(0, at_least=0, help="Draft length of a round; 0 leaves it open.")
+    k: str | None = setting(
+        None,
+        help="Draft length of each round, auto or fixed:N; the server's choice if not given.",
+    )
     rule: str | None = setting(
         None, choices=RULES, help="How drafts are accepted; the server's policy if not given."
     )
     color: bool = setting(True, help="Show in colour where each token came from.")
 
     def __post_init__(self) -> None:
-        if self.speculation == "off" and self.draft_len:
-            raise ConfigError("--draft-len is of no use with --speculation off")
+        if self.k is not None:
+            parse_draft_length(self.k)
+            if self.speculation == "off":
+                raise ConfigError("--k is of no use with --speculation off")
         self._biases()  # refuse what can't be read before anything is asked
 
     def options(self) -> GenerateOptions:
         """The request's options, less its prompt."""
-        speculation: bool | int | None = self.draft_len or None
-        if self.speculation is not None and not self.draft_len:
+        speculation: bool | str | None = self.k
+        if self.speculation is not None and self.k is None:
             speculation = self.speculation == "on"
         return GenerateOptions(
             max_tokens=self.max_tokens,

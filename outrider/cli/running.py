@@ -26,7 +26,7 @@ def check_before_start(settings: StackSettings) -> None:
     if settings.redis_url:
         asyncio.run(_ping(settings.redis_url))
     describe(settings.model)
-    if settings.drafter == "model":
+    if settings.draft_model:
         describe(settings.draft_model)
         if settings.draft_model != settings.model:
             click.echo("comparing the tokenizers of the two models", err=True)

@@ -9,8 +9,9 @@ from outrider.cli.models import resolve_model
 from outrider.cli.running import check_before_start, run_interruptible
 from outrider.config import CACHE, setting
 from outrider.config import command as settings_command
+from outrider.draft_length import AUTO, parse_draft_length
 from outrider.errors import ConfigError, UnavailableError
-from outrider.local.commands import DRAFTERS, NUMERICS, StackSettings
+from outrider.local.commands import DRAFTERS, NUMERICS, WITH_DRAFT_MODEL, StackSettings
 from outrider.local.stack import COORDINATOR, VALKEY, LocalStack
 from outrider.logs import LEVELS
 from outrider.model.embedded import EMBEDDED_MODEL
@@ -26,9 +27,10 @@ class Settings:
     drafter: str = setting(
         "ngram",
         choices=DRAFTERS,
-        help="ngram looks up the session's own text; model runs a draft model.",
+        help="ngram looks up the session's own text, suffix that and earlier outputs; model runs "
+        "a draft model, early-exit the target's first layers, hybrid suffix beside a model.",
     )
-    draft_model: str = setting("", help="The draft model, for --drafter model.")
+    draft_model: str = setting("", help="The draft model, for --drafter model and hybrid.")
     draft_workers: int = setting(1, at_least=0, help="How many draft workers.")
     verify_workers: int = setting(1, at_least=1, help="How many verify workers.")
     redis_url: str = setting("", help="A Redis to use; an embedded Valkey is started if empty.")
@@ -36,7 +38,7 @@ class Settings:
     threads: int = setting(
         0, at_least=0, help="Threads of each process with a model; 0 shares out the cores."
     )
-    draft_len: int = setting(4, at_least=0, help="Draft length k of each round.")
+    k: str = setting(AUTO, help="Draft length of each round: auto or fixed:N.")
     numerics: str = setting(
         "fast",
         choices=NUMERICS,
@@ -50,9 +52,10 @@ class Settings:
     cache: str = setting(CACHE, help="Directory for the embedded model.")
 
     def __post_init__(self) -> None:
-        if self.drafter == "model" and not self.draft_model:
-            raise ConfigError("--drafter model needs --draft-model")
-        if self.drafter != "model" and self.draft_model:
+        parse_draft_length(self.k)
+        if self.drafter in WITH_DRAFT_MODEL and not self.draft_model:
+            raise ConfigError(f"--drafter {self.drafter} needs --draft-model")
+        if self.drafter not in WITH_DRAFT_MODEL and self.draft_model:
             raise ConfigError(f"--draft-model is of no use with --drafter {self.drafter}")
 
 
@@ -68,7 +71,7 @@ def run(settings: Settings) -> None:
         redis_url=settings.redis_url,
         port=settings.port,
         threads=settings.threads,
-        draft_len=settings.draft_len,
+        k=settings.k,
         numerics=settings.numerics,
         trust_drafts=settings.trust_drafts,
         log_level=settings.log_level,

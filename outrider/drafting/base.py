@@ -33,7 +33,8 @@ class DraftLaw:
     `prompt_len` and `stop_ids` serve the penalties and `min_tokens` of the sampling
     parameters. Under the rejection rule a drafter that chooses by chance samples from its own
     distribution q and reports it, `q_top` tokens of it (0: all). A draft may be a tree of up to
-    `max_nodes` tokens; 0 asks for chains.
+    `max_nodes` tokens; 0 asks for chains. A session may be drafted from what others of its
+    `corpus` said; an empty one has no others.
     """
 
     prompt_len: int = 0
@@ -41,6 +42,7 @@ class DraftLaw:
     rule: AcceptanceRule = AcceptanceRule.COUPLED
     q_top: int = 0
     max_nodes: int = 0
+    corpus: str = ""
 
 
 PLAIN_LAW = DraftLaw()

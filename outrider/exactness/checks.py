@@ -7,7 +7,7 @@ from typing import Any
 from outrider.exactness.law import Law
 from outrider.exactness.outcomes import Drawn
 from outrider.exactness.statistics import chi_square, detectable_shift
-from outrider.messages import SpeculationFigures
+from outrider.figures import SpeculationFigures
 
 Ids = Sequence[tuple[int, ...]]
 # How far apart the two best tokens were, given which answer differs and the index of its

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider.client import AsyncClient, GenerateOptions
-from outrider.messages import SpeculationFigures
+from outrider.figures import SpeculationFigures
 
 
 @dataclass(slots=True)

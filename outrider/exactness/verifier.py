@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.client import AsyncClient, Completion, GenerateOptions
+from outrider.draft_length import format_draft_length
 from outrider.errors import TokenizerMismatchError
 from outrider.exactness.checks import Check, Ids, acceptance, distribution, parity
 from outrider.exactness.law import Law, law_of, tempered
@@ -19,9 +20,10 @@ from outrider.exactness.outcomes import draw_outcomes
 from outrider.exactness.prompts import LAW_TEXT, encode, encode_plain
 from outrider.exactness.reference import Reference, load_reference
 from outrider.exactness.statistics import LEAST_EXPECTED
+from outrider.figures import SpeculationFigures
 from outrider.local.commands import Commands, StackSettings
 from outrider.local.stack import LocalStack
-from outrider.messages import AcceptanceRule, SamplingParams, SpeculationFigures
+from outrider.messages import AcceptanceRule, SamplingParams
 from outrider.model.describe import describe
 from outrider.model.pairs import check_models
 
@@ -150,7 +152,7 @@ def _stack_settings(plan: Plan) -> StackSettings:
         model=plan.target,
         drafter="model" if model else NGRAM,
         draft_model=plan.drafter if model else "",
-        draft_len=plan.draft_len,
+        k=format_draft_length(plan.draft_len),
         threads=plan.threads,
         log_level="warning",
         numerics=plan.numerics,

@@ -5,9 +5,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.draft_length import AUTO, parse_draft_length
 from outrider.errors import ConfigError
 
-DRAFTERS = ("ngram", "model", "none")
+DRAFTERS = ("ngram", "suffix", "model", "early-exit", "hybrid", "none")
+WITH_DRAFT_MODEL = ("model", "hybrid")
+RUNNING_A_MODEL = (*WITH_DRAFT_MODEL, "early-exit")
 NUMERICS = ("fast", "invariant")
 VALKEY_MEMORY = "256mb"
 # Of each verify worker: what is free is shared by all processes, and they start together.
@@ -18,11 +21,12 @@ KV_MEMORY = "1GiB"
 class StackSettings:
     """A whole system on this machine.
 
-    model, draft_model: paths; `drafter` is "ngram", "model" (needs `draft_model`) or "none".
+    model, draft_model: paths; `drafter` is one of DRAFTERS, of which "model" and "hybrid" need a
+        `draft_model`.
     redis_url: empty starts an embedded Valkey that keeps nothing on disk.
     port: of the coordinator; 0 takes a free one.
     threads: of each process that runs a model; 0 shares out the cores of this machine.
-    draft_len: draft length k of each round.
+    k: draft length of each round, `auto` or `fixed:N`.
     numerics: of the verify workers: "fast", or "invariant" for logits that depend on nothing
         but the session's own tokens.
     trust_drafts: vouch for the draft workers, which the rejection rule needs.
@@ -42,7 +46,7 @@ class StackSettings:
     host: str = "127.0.0.1"
     port: int = 0
     threads: int = 0
-    draft_len: int = 4
+    k: str = AUTO
     numerics: str = "fast"
     trust_drafts: bool = False
     log_level: str = "info"
@@ -58,10 +62,11 @@ class StackSettings:
     def __post_init__(self) -> None:
         if self.drafter not in DRAFTERS:
             raise ConfigError(f"no drafter {self.drafter!r}; choose one of {', '.join(DRAFTERS)}")
-        if self.drafter == "model" and not self.draft_model:
-            raise ConfigError("the drafter 'model' needs a draft model")
-        if self.drafter != "model" and self.draft_model:
+        if self.drafter in WITH_DRAFT_MODEL and not self.draft_model:
+            raise ConfigError(f"the drafter {self.drafter!r} needs a draft model")
+        if self.drafter not in WITH_DRAFT_MODEL and self.draft_model:
             raise ConfigError(f"a draft model is of no use to the drafter {self.drafter!r}")
+        parse_draft_length(self.k)
         if self.numerics not in NUMERICS:
             raise ConfigError(f"no numerics {self.numerics!r}; choose one of {', '.join(NUMERICS)}")
         if self.verify_workers < 1:
@@ -72,7 +77,7 @@ class StackSettings:
         """Threads of each process that runs a model."""
         if self.threads:
             return self.threads
-        drafting = self.draft_workers if self.drafter == "model" else 0
+        drafting = self.draft_workers if self.drafter in RUNNING_A_MODEL else 0
         return max(1, (os.cpu_count() or 1) // (self.verify_workers + drafting))
 
 
@@ -105,7 +110,7 @@ class Commands:
         """`python -m verify_worker`."""
         settings = self._settings
         flags = ["--worker-id", worker_id, "--model", settings.model]
-        flags += ["--draft-len", str(settings.draft_len)]
+        flags += ["--k", settings.k]
         flags += ["--drain-timeout-s", str(settings.drain_s)]
         flags += ["--threads", str(settings.model_threads), "--kv-memory", KV_MEMORY]
         if settings.numerics != "fast":
@@ -117,8 +122,10 @@ class Commands:
         settings = self._settings
         flags = ["--worker-id", worker_id, "--drafter", settings.drafter]
         flags += ["--drain-timeout-s", str(settings.drain_s)]
-        if settings.drafter == "model":
-            flags += ["--draft-model", settings.draft_model, "--target", settings.model]
+        if settings.drafter in WITH_DRAFT_MODEL:
+            flags += ["--draft-model", settings.draft_model]
+        if settings.drafter in RUNNING_A_MODEL:
+            flags += ["--target", settings.model]
             flags += ["--threads", str(settings.model_threads)]
         return self._service("draft_worker", redis_url, [*flags, *settings.draft_flags])
 

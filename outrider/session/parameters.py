@@ -48,6 +48,7 @@ def speculation_to_dict(speculation: SpeculationOptions) -> dict[str, Any]:
     return {
         "speculation": speculation.enabled,
         "draft_len": speculation.draft_len,
+        "auto_draft_len": speculation.auto_draft_len,
         "rule": speculation.rule.value,
     }
 
@@ -55,7 +56,9 @@ def speculation_to_dict(speculation: SpeculationOptions) -> dict[str, Any]:
 def speculation_from_dict(asked: dict[str, Any]) -> SpeculationOptions:
     """The inverse of `speculation_to_dict`."""
     rule = AcceptanceRule(asked["rule"])
-    return SpeculationOptions(asked["speculation"], asked["draft_len"], rule)
+    return SpeculationOptions(
+        asked["speculation"], asked["draft_len"], rule, asked["auto_draft_len"]
+    )
 
 
 def logprobs_to_dict(logprobs: LogprobOptions | None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The operator's policy for the whole system: what requests get that leave it open.
 
-    outrider:policy   hash: version, rule (coupled | rejection), speculation (on | off)
+    outrider:policy   hash: version, rule (coupled | rejection), speculation (on | off),
+                      k (auto | fixed:N)
 
 Each change raises `version` by one. Fields of other names are left alone. Coordinators read
 the hash with the registry, so a change takes effect within a second, for new sessions.
@@ -8,6 +9,7 @@ the hash with the registry, so a change takes effect within a second, for new se
 
 from dataclasses import dataclass
 
+from outrider.draft_length import parse_draft_length
 from outrider.errors import ConfigError
 from outrider.messages import AcceptanceRule
 from outrider.session.redis import Redis, Script, Value
@@ -35,11 +37,15 @@ return 'ok'
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What requests get that leave it open; `version` 0 is the built-in default."""
+    """What requests get that leave it open; `version` 0 is the built-in default.
+
+    `k` is the draft length; empty leaves it to the verify workers.
+    """
 
     version: int = 0
     rule: AcceptanceRule = AcceptanceRule.COUPLED
     speculation: bool = True
+    k: str = ""
 
 
 class PolicyStore:
@@ -57,36 +63,51 @@ class PolicyStore:
         Raises:
             ConfigError: somebody wrote a value that means nothing.
         """
-        words = await self._redis.command("HMGET", POLICY_KEY, "version", "rule", "speculation")
-        version, rule, speculation = (word and word.decode() for word in words)
-        if version is None and rule is None and speculation is None:
+        fields = ("version", "rule", "speculation", "k")
+        words = await self._redis.command("HMGET", POLICY_KEY, *fields)
+        version, rule, speculation, k = (word and word.decode() for word in words)
+        if version is None and rule is None and speculation is None and k is None:
             return None
         default = Policy()
         try:
+            if k:
+                parse_draft_length(k)
             return Policy(
                 int(version or 0),
                 AcceptanceRule(rule) if rule else default.rule,
                 SWITCH[speculation] if speculation else default.speculation,
+                k or default.k,
             )
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, ConfigError) as error:
             raise ConfigError(
                 f"the policy in Redis ({POLICY_KEY}) has a value that means nothing: {error}; "
-                "set it again with `outrider policy --rule … --speculation …`"
+                "set it again with `outrider policy --rule … --speculation … --k …`"
             ) from error
 
     async def change(
-        self, *, rule: AcceptanceRule | None = None, speculation: bool | None = None
+        self,
+        *,
+        rule: AcceptanceRule | None = None,
+        speculation: bool | None = None,
+        k: str | None = None,
     ) -> None:
-        """Set what is given and raise the version; at least one must be given."""
+        """Set what is given and raise the version; at least one must be given.
+
+        `k` is a draft length as `outrider.draft_length` reads it, or empty.
+        """
         args: list[Value] = []
         if rule is not None:
             args += ["rule", rule.value]
         if speculation is not None:
             args += ["speculation", "on" if speculation else "off"]
+        if k is not None:
+            args += ["k", k]
         await self._redis.run(CHANGE, [POLICY_KEY], args)
 
     async def restore(self, policy: Policy) -> None:
         """Write a policy again that Redis has lost, unless there is another one by now."""
         speculation = "on" if policy.speculation else "off"
         args: list[Value] = ["version", policy.version, "rule", policy.rule.value]
-        await self._redis.run(RESTORE, [POLICY_KEY], [*args, "speculation", speculation])
+        await self._redis.run(
+            RESTORE, [POLICY_KEY], [*args, "speculation", speculation, "k", policy.k]
+        )

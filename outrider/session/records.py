@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.errors import FencedError
-from outrider.messages import FinishReason, SpeculationFigures, TokenLogprobs
+from outrider.figures import SpeculationFigures
+from outrider.messages import FinishReason, TokenLogprobs
 from outrider.session import record_calls as calls
 from outrider.session.identity import ModelIdentity
 from outrider.session.names import session_keys

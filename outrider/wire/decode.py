@@ -23,6 +23,7 @@ def decode_command_to_pb(value: m.DecodeCommand) -> verify_pb2.DecodeCommand:
                     speculation=shared.speculation_to_pb(value.speculation),
                     drafter=shared.worker_to_pb(value.drafter),
                     traceparent=value.traceparent,
+                    tenant=value.tenant,
                     logprobs=shared.logprob_options_to_pb(value.logprobs),
                 )
             )
@@ -56,6 +57,7 @@ def decode_command_from_pb(pb: verify_pb2.DecodeCommand) -> m.DecodeCommand:
                 speculation=shared.speculation_from_pb(start.speculation),
                 drafter=shared.worker_from_pb(start.drafter),
                 traceparent=start.traceparent,
+                tenant=start.tenant,
                 logprobs=(
                     shared.logprob_options_from_pb(start.logprobs)
                     if start.HasField("logprobs")

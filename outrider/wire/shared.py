@@ -6,6 +6,7 @@ from google.rpc import code_pb2
 
 from outrider import messages as m
 from outrider.errors import InvalidRequestError, OutriderError, code_of, from_reason, shortened
+from outrider.figures import SpeculationFigures
 from outrider.pb.v1 import types_pb2
 
 Key = TypeVar("Key")
@@ -103,13 +104,16 @@ def speculation_to_pb(value: m.SpeculationOptions) -> types_pb2.SpeculationOptio
     """To the wire."""
     mode = types_pb2.SPECULATION_MODE_ON if value.enabled else types_pb2.SPECULATION_MODE_OFF
     rule = RULES[value.rule]
-    return types_pb2.SpeculationOptions(mode=mode, draft_len=value.draft_len, rule=rule)
+    return types_pb2.SpeculationOptions(
+        mode=mode, draft_len=value.draft_len, rule=rule, auto_draft_len=value.auto_draft_len
+    )
 
 
 def speculation_from_pb(pb: types_pb2.SpeculationOptions) -> m.SpeculationOptions:
     """From the wire; an unspecified mode is on."""
     enabled = pb.mode != types_pb2.SPECULATION_MODE_OFF
-    return m.SpeculationOptions(enabled, pb.draft_len, rule_from_pb(pb.rule))
+    rule = rule_from_pb(pb.rule)
+    return m.SpeculationOptions(enabled, pb.draft_len, rule, pb.auto_draft_len)
 
 
 def logprob_options_to_pb(value: m.LogprobOptions | None) -> types_pb2.LogprobOptions | None:
@@ -135,7 +139,7 @@ def logprobs_from_pb(pb: types_pb2.TokenLogprobs) -> m.TokenLogprobs:
     return m.TokenLogprobs(pb.logprob, tuple((entry.token_id, entry.logprob) for entry in pb.top))
 
 
-def figures_to_pb(value: m.SpeculationFigures) -> types_pb2.SpeculationFigures:
+def figures_to_pb(value: SpeculationFigures) -> types_pb2.SpeculationFigures:
     """To the wire."""
     return types_pb2.SpeculationFigures(
         rounds=value.rounds,
@@ -146,9 +150,9 @@ def figures_to_pb(value: m.SpeculationFigures) -> types_pb2.SpeculationFigures:
     )
 
 
-def figures_from_pb(pb: types_pb2.SpeculationFigures) -> m.SpeculationFigures:
+def figures_from_pb(pb: types_pb2.SpeculationFigures) -> SpeculationFigures:
     """From the wire."""
-    return m.SpeculationFigures(
+    return SpeculationFigures(
         pb.rounds,
         pb.drafts,
         pb.draft_tokens,

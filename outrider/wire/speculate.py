@@ -22,12 +22,13 @@ def draft_command_to_pb(value: m.DraftCommand) -> draft_pb2.DraftCommand:
                     max_nodes=value.max_nodes,
                     draft_len=value.draft_len,
                     traceparent=value.traceparent,
+                    corpus=value.corpus,
                 )
             )
         case m.CommitDraft():
             layers = [
                 types_pb2.LayerFeatures(layer=layer, hidden_states=shared.tensor_to_pb(tensor))
-                for layer, tensor in value.features
+                for layer, tensor in value.features or ()
             ]
             pb.commit.CopyFrom(
                 draft_pb2.CommitDraft(
@@ -58,24 +59,31 @@ def draft_command_from_pb(pb: draft_pb2.DraftCommand) -> m.DraftCommand:
                 max_nodes=pb.open.max_nodes,
                 draft_len=pb.open.draft_len,
                 traceparent=pb.open.traceparent,
+                corpus=pb.open.corpus,
             )
         case "commit":
-            features = tuple(
-                (entry.layer, shared.tensor_from_pb(entry.hidden_states))
-                for entry in pb.commit.features.layers
-            )
             return m.CommitDraft(
                 session_id=pb.session_id,
                 epoch=pb.epoch,
                 base_len=pb.commit.base_len,
                 token_ids=tuple(pb.commit.token_ids),
                 draft_len=pb.commit.draft_len,
-                features=features,
+                features=_features_from_pb(pb.commit.features),
             )
         case "close":
             return m.CloseDraft(session_id=pb.session_id, epoch=pb.epoch)
         case _:
             raise InvalidRequestError("draft command without a command")
+
+
+def _features_from_pb(pb: types_pb2.Features) -> tuple[tuple[int, m.Tensor], ...] | None:
+    """None where they can't be read: the commit that they come with counts all the same."""
+    try:
+        return tuple(
+            (entry.layer, shared.tensor_from_pb(entry.hidden_states)) for entry in pb.layers
+        )
+    except InvalidRequestError:
+        return None
 
 
 def draft_event_to_pb(value: m.DraftEvent) -> draft_pb2.DraftEvent:
@@ -88,6 +96,7 @@ def draft_event_to_pb(value: m.DraftEvent) -> draft_pb2.DraftEvent:
                     base_len=value.base_len,
                     draft=shared.draft_to_pb(value.draft),
                     timings=shared.timings_to_pb(value.timings),
+                    draft_us=value.draft_us,
                 )
             )
         case m.DraftFailed():
@@ -105,6 +114,7 @@ def draft_event_from_pb(pb: draft_pb2.DraftEvent) -> m.DraftEvent:
                 base_len=pb.proposal.base_len,
                 draft=shared.draft_from_pb(pb.proposal.draft),
                 timings=shared.timings_from_pb(pb.proposal.timings),
+                draft_us=pb.proposal.draft_us,
             )
         case "error":
             error = shared.error_from_pb(pb.error)

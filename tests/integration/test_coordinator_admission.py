@@ -68,11 +68,11 @@ async def test_tenants_have_limits_of_their_own(stack: Stack) -> None:
     worker = await stack.add_verify(capacity=8)
     await stack.ready()
     ask(stack, "a", "x", n=2)
-    await worker.started("a.1")
+    assert (await worker.started("a.1")).tenant == "x"
     with pytest.raises(OverloadedError, match=r"no room within 0\.2 s"):
         await ask(stack, "b", "x").end()
     ask(stack, "c", "y")
-    await worker.started("c")
+    assert (await worker.started("c")).tenant == "y"
     with pytest.raises(InvalidRequestError, match="more than the 2 sessions"):
         await ask(stack, "d", "z", n=3).end()
     assert coordinator._admission.running == 3

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from outrider.client import AsyncClient, Completion
+from outrider.draft_length import format_draft_length
 from outrider.errors import UnavailableError
 from outrider.local.commands import StackSettings
 from outrider.local.stack import LocalStack
@@ -47,7 +48,7 @@ async def client(target: Path, drafter: Path) -> AsyncIterator[AsyncClient]:
         drafter="model",
         draft_model=str(drafter),
         threads=1,
-        draft_len=DRAFT_LEN,
+        k=format_draft_length(DRAFT_LEN),
         trust_drafts=True,
         verify_flags=("--draft-wait-s", "60"),
     )

@@ -12,15 +12,17 @@ import pytest
 
 from bench.workers import holdings, running_records
 from outrider.client import AsyncClient, Completion
+from outrider.figures import SpeculationFigures
 from outrider.local.commands import StackSettings
 from outrider.local.stack import LocalStack
-from outrider.messages import FinishReason, SpeculationFigures
+from outrider.messages import FinishReason
 from tests.support.collector import collector
 from tests.support.models import perturbed, plain_greedy, save_model
 
 PROMPTS = [[(7 * n + t * t) % 250 for t in range(5 + 9 * n)] for n in range(8)]
 NEW_TOKENS = 48
-# A draft of the target's own size is slower than the target: here it is waited for.
+# A draft of the target's own size is slower than the target: here it is waited for, where the
+# request says how far to draft.
 PATIENT = ("--draft-wait-s", "60")
 
 pytestmark = pytest.mark.timeout(240)
@@ -93,10 +95,12 @@ async def test_seeded_tokens_do_not_depend_on_drafter_batch_or_a_killed_worker(
         assert await all_of(client, speculation=4) == expected
         rate = (await client.status()).speculation.acceptance_rate
         assert 0.1 < rate < 1.0
-        together = await asyncio.gather(*(complete(client, prompt) for prompt in PROMPTS))
+        together = await asyncio.gather(
+            *(complete(client, prompt, speculation=4) for prompt in PROMPTS)
+        )
         assert [completion.token_ids for completion in together] == expected
         stream = client.generate(
-            token_ids=PROMPTS[1], max_tokens=NEW_TOKENS, temperature=0.8, seed=7
+            token_ids=PROMPTS[1], max_tokens=NEW_TOKENS, temperature=0.8, seed=7, speculation=4
         )
         seen = 0
         async for chunk in stream:
@@ -108,7 +112,7 @@ async def test_seeded_tokens_do_not_depend_on_drafter_batch_or_a_killed_worker(
         # The worker is gone, so the last rounds were plain.
         assert completion.pieces[-1].origin.value == "plain"
         name = await stack.add_draft_worker()
-        again = await complete(client, PROMPTS[1])
+        again = await complete(client, PROMPTS[1], speculation=4)
         assert again.token_ids == expected[1]
         assert again.speculation.draft_tokens > 0
         assert name == "draft-2"
@@ -118,12 +122,12 @@ async def test_sixteen_sessions_while_draft_workers_come_and_go(target: Path) ->
     fleet = {"draft_workers": 2, "verify_workers": 2, "verify_flags": PATIENT}
     async with running(model=str(target), **fleet) as (stack, client):
 
-        def one(number: int, speculation: bool) -> Any:
+        def one(number: int, speculation: bool | int) -> Any:
             prompt = PROMPTS[number % len(PROMPTS)]
             return complete(client, prompt, seed=number, speculation=speculation)
 
         solo = [(await one(number, False)).token_ids for number in range(16)]
-        sessions = [asyncio.create_task(one(number, True)) for number in range(16)]
+        sessions = [asyncio.create_task(one(number, 4)) for number in range(16)]
         await asyncio.wait(sessions, return_when=asyncio.FIRST_COMPLETED)
         await stack.kill("draft-1")
         joining = asyncio.create_task(stack.add_draft_worker())

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from outrider import messages as m
 from outrider import wire
 from outrider.errors import InvalidRequestError, OutriderError, error_types
+from outrider.figures import SpeculationFigures
 from outrider.pb.v1 import draft_pb2, types_pb2, verify_pb2
 
 U32 = st.integers(0, 2**32 - 1)
@@ -19,14 +20,14 @@ IDS = st.lists(U32, max_size=8).map(tuple)
 TEXT = st.text(max_size=12)
 NAMED = {"session_id": TEXT, "epoch": U64}
 SAMPLING = st.builds(m.SamplingParams, st.floats(0, 100), U32, st.floats(0, 1), U64)
-SPECULATION = st.builds(m.SpeculationOptions, st.booleans(), U32)
+SPECULATION = st.builds(m.SpeculationOptions, st.booleans(), U32, auto_draft_len=st.booleans())
 WORKER = st.none() | st.builds(m.DraftWorkerRef, st.text(min_size=1, max_size=9), TEXT)
 TIMINGS = st.builds(m.Timings, U64, U64, U32)
 KINDS = [kind for kind in error_types().values() if kind.__module__ == "outrider.errors"]
 ERRORS = st.builds(
     lambda kind, text: kind(text), st.sampled_from(KINDS), st.text(min_size=1, max_size=9)
 )
-FIGURES = st.builds(m.SpeculationFigures, U64, U64, U64, U64, st.lists(U64, max_size=4))
+FIGURES = st.builds(SpeculationFigures, U64, U64, U64, U64, st.lists(U64, max_size=4))
 
 
 @st.composite
@@ -42,6 +43,7 @@ def starts(draw: st.DrawFn) -> m.StartSession:
         speculation=draw(SPECULATION),
         drafter=draw(WORKER),
         traceparent=draw(TEXT),
+        tenant=draw(TEXT),
     )
 
 
@@ -114,6 +116,7 @@ CODECS |= {
             draft_len=U32,
             max_nodes=U32,
             traceparent=TEXT,
+            corpus=TEXT,
         ),
         m.CommitDraft: st.builds(
             m.CommitDraft, **NAMED, base_len=U64, token_ids=IDS, draft_len=U32, features=FEATURES
@@ -124,7 +127,9 @@ CODECS |= {
 CODECS |= {
     kind: (wire.draft_event_to_pb, wire.draft_event_from_pb, values)
     for kind, values in {
-        m.Proposal: st.builds(m.Proposal, **NAMED, base_len=U64, draft=drafts(), timings=TIMINGS),
+        m.Proposal: st.builds(
+            m.Proposal, **NAMED, base_len=U64, draft=drafts(), timings=TIMINGS, draft_us=U64
+        ),
         m.DraftFailed: st.builds(m.DraftFailed, **NAMED, error=ERRORS),
     }.items()
 }
@@ -162,7 +167,7 @@ def test_round_trip(kind: type[object], data: st.DataObject) -> None:
 
 @settings(deadline=None)
 @given(FIGURES)
-def test_figures_round_trip(figures: m.SpeculationFigures) -> None:
+def test_figures_round_trip(figures: SpeculationFigures) -> None:
     assert wire.figures_from_pb(wire.figures_to_pb(figures)) == figures
 
 

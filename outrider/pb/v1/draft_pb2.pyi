@@ -90,6 +90,7 @@ class OpenDraft(_message.Message):
     RULE_FIELD_NUMBER: _builtins.int
     Q_TOP_FIELD_NUMBER: _builtins.int
     MAX_NODES_FIELD_NUMBER: _builtins.int
+    CORPUS_FIELD_NUMBER: _builtins.int
     draft_len: _builtins.int
     """Tokens wanted after token_ids; 0 only prepares the session."""
     traceparent: _builtins.str
@@ -102,6 +103,10 @@ class OpenDraft(_message.Message):
     """Tokens that q may have; 0 is all of them."""
     max_nodes: _builtins.int
     """Nodes that a draft may have as a tree; 0 asks for chains."""
+    corpus: _builtins.str
+    """Names the sessions whose outputs this one may be drafted from, those with the same word: of
+    one model and tenant. Empty: of none.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Every committed token, prompt included."""
@@ -122,10 +127,11 @@ class OpenDraft(_message.Message):
         rule: _types_pb2.AcceptanceRule.ValueType = ...,
         q_top: _builtins.int = ...,
         max_nodes: _builtins.int = ...,
+        corpus: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_len", b"draft_len", "max_nodes", b"max_nodes", "prompt_len", b"prompt_len", "q_top", b"q_top", "rule", b"rule", "sampling", b"sampling", "stop_ids", b"stop_ids", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["corpus", b"corpus", "draft_len", b"draft_len", "max_nodes", b"max_nodes", "prompt_len", b"prompt_len", "q_top", b"q_top", "rule", b"rule", "sampling", b"sampling", "stop_ids", b"stop_ids", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -239,8 +245,13 @@ class Proposal(_message.Message):
     BASE_LEN_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    DRAFT_US_FIELD_NUMBER: _builtins.int
     base_len: _builtins.int
     """Committed tokens that the draft continues."""
+    draft_us: _builtins.int
+    """What the draft cost: microseconds that the drafter worked for it, in all passes that it
+    took, each as long as it was for everyone in it.
+    """
     @_builtins.property
     def draft(self) -> _types_pb2.Draft: ...
     @_builtins.property
@@ -251,10 +262,11 @@ class Proposal(_message.Message):
         base_len: _builtins.int = ...,
         draft: _types_pb2.Draft | None = ...,
         timings: _types_pb2.Timings | None = ...,
+        draft_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "draft", b"draft", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "draft", b"draft", "draft_us", b"draft_us", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -351,20 +351,24 @@ class SpeculationOptions(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     DRAFT_LEN_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
+    AUTO_DRAFT_LEN_FIELD_NUMBER: _builtins.int
     mode: Global___SpeculationMode.ValueType
     draft_len: _builtins.int
-    """Draft length k of each round; 0 leaves it to the verify worker."""
+    """Draft length k of each round; 0 leaves it to the policy, then to the verify worker."""
     rule: Global___AcceptanceRule.ValueType
+    auto_draft_len: _builtins.bool
+    """The verify worker chooses k each round, whatever policy and settings say; draft_len is 0."""
     def __init__(
         self,
         *,
         mode: Global___SpeculationMode.ValueType = ...,
         draft_len: _builtins.int = ...,
         rule: Global___AcceptanceRule.ValueType = ...,
+        auto_draft_len: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_len", b"draft_len", "mode", b"mode", "rule", b"rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_draft_len", b"auto_draft_len", "draft_len", b"draft_len", "mode", b"mode", "rule", b"rule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.pb.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/verify.proto\x12\x0boutrider.v1\x1a\x17outrider/v1/types.proto\"=\n\rDecodeRequest\x12,\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1a.outrider.v1.DecodeCommand\"\xc3\x01\n\rDecodeCommand\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12*\n\x05start\x18\x03 \x01(\x0b\x32\x19.outrider.v1.StartSessionH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.outrider.v1.CloseSessionH\x00\x12,\n\x06\x61ssign\x18\x05 \x01(\x0b\x32\x1a.outrider.v1.AssignDrafterH\x00\x42\t\n\x07\x63ommand\"\xb3\x02\n\x0cStartSession\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x12\n\nprompt_len\x18\x02 \x01(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12%\n\x07\x65ndings\x18\x04 \x01(\x0b\x32\x14.outrider.v1.Endings\x12\x34\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1f.outrider.v1.SpeculationOptions\x12,\n\x07\x64rafter\x18\x06 \x01(\x0b\x32\x1b.outrider.v1.DraftWorkerRef\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12-\n\x08logprobs\x18\x08 \x01(\x0b\x32\x1b.outrider.v1.LogprobOptions\"3\n\x07\x45ndings\x12\x16\n\x0emax_new_tokens\x18\x01 \x01(\r\x12\x10\n\x08stop_ids\x18\x02 \x03(\r\"\x0e\n\x0c\x43loseSession\"=\n\rAssignDrafter\x12,\n\x07\x64rafter\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.DraftWorkerRef\"e\n\x0e\x44\x65\x63odeResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.outrider.v1.DecodeEvent\x12)\n\theartbeat\x18\x02 \x01(\x0b\x32\x16.outrider.v1.Heartbeat\"0\n\tHeartbeat\x12\x11\n\tsilent_ms\x18\x01 \x01(\x04\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\"\xeb\x01\n\x0b\x44\x65\x63odeEvent\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12)\n\x08progress\x18\x03 \x01(\x0b\x32\x15.outrider.v1.ProgressH\x00\x12*\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x19.outrider.v1.SessionEndedH\x00\x12\'\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x16.outrider.v1.ItemErrorH\x00\x12\x30\n\x0c\x64rafter_lost\x18\x06 \x01(\x0b\x32\x18.outrider.v1.DrafterLostH\x00\x42\x07\n\x05\x65vent\"\xdc\x01\n\x08Progress\x12\x10\n\x08\x62\x61se_len\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12)\n\x07origins\x18\x03 \x03(\x0e\x32\x18.outrider.v1.TokenOrigin\x12\x14\n\x0c\x64raft_tokens\x18\x04 \x01(\r\x12%\n\x07timings\x18\x05 \x01(\x0b\x32\x14.outrider.v1.Timings\x12,\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\x12\x15\n\rcached_tokens\x18\x07 \x01(\x04\"9\n\x0cSessionEnded\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\"G\n\x0b\x44rafterLost\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12%\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x16.outrider.v1.ItemError\"\x17\n\x15GetWorkerStateRequest\"\xdd\x02\n\x16GetWorkerStateResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x14\n\x0ctotal_blocks\x18\x03 \x01(\x04\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\x04\x12\x18\n\x10running_sessions\x18\x05 \x01(\r\x12\x18\n\x10waiting_sessions\x18\x06 \x01(\r\x12\x34\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x1f.outrider.v1.SpeculationFigures\x12\x17\n\x0fstale_proposals\x18\x08 \x01(\x04\x12\x1b\n\x13malformed_proposals\x18\t \x01(\x04\x12\x15\n\rcached_blocks\x18\n \x01(\x04\x12\x16\n\x0eprefix_queries\x18\x0b \x01(\x04\x12\x13\n\x0bprefix_hits\x18\x0c \x01(\x04\x12\x0c\n\x04rows\x18\r \x01(\x04\x32\xb1\x01\n\rVerifyService\x12\x45\n\x06\x44\x65\x63ode\x12\x1a.outrider.v1.DecodeRequest\x1a\x1b.outrider.v1.DecodeResponse(\x01\x30\x01\x12Y\n\x0eGetWorkerState\x12\".outrider.v1.GetWorkerStateRequest\x1a#.outrider.v1.GetWorkerStateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/verify.proto\x12\x0boutrider.v1\x1a\x17outrider/v1/types.proto\"=\n\rDecodeRequest\x12,\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1a.outrider.v1.DecodeCommand\"\xc3\x01\n\rDecodeCommand\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12*\n\x05start\x18\x03 \x01(\x0b\x32\x19.outrider.v1.StartSessionH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.outrider.v1.CloseSessionH\x00\x12,\n\x06\x61ssign\x18\x05 \x01(\x0b\x32\x1a.outrider.v1.AssignDrafterH\x00\x42\t\n\x07\x63ommand\"\xc3\x02\n\x0cStartSession\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x12\n\nprompt_len\x18\x02 \x01(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12%\n\x07\x65ndings\x18\x04 \x01(\x0b\x32\x14.outrider.v1.Endings\x12\x34\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1f.outrider.v1.SpeculationOptions\x12,\n\x07\x64rafter\x18\x06 \x01(\x0b\x32\x1b.outrider.v1.DraftWorkerRef\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12-\n\x08logprobs\x18\x08 \x01(\x0b\x32\x1b.outrider.v1.LogprobOptions\x12\x0e\n\x06tenant\x18\t \x01(\t\"3\n\x07\x45ndings\x12\x16\n\x0emax_new_tokens\x18\x01 \x01(\r\x12\x10\n\x08stop_ids\x18\x02 \x03(\r\"\x0e\n\x0c\x43loseSession\"=\n\rAssignDrafter\x12,\n\x07\x64rafter\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.DraftWorkerRef\"e\n\x0e\x44\x65\x63odeResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.outrider.v1.DecodeEvent\x12)\n\theartbeat\x18\x02 \x01(\x0b\x32\x16.outrider.v1.Heartbeat\"0\n\tHeartbeat\x12\x11\n\tsilent_ms\x18\x01 \x01(\x04\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\"\xeb\x01\n\x0b\x44\x65\x63odeEvent\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12)\n\x08progress\x18\x03 \x01(\x0b\x32\x15.outrider.v1.ProgressH\x00\x12*\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x19.outrider.v1.SessionEndedH\x00\x12\'\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x16.outrider.v1.ItemErrorH\x00\x12\x30\n\x0c\x64rafter_lost\x18\x06 \x01(\x0b\x32\x18.outrider.v1.DrafterLostH\x00\x42\x07\n\x05\x65vent\"\xdc\x01\n\x08Progress\x12\x10\n\x08\x62\x61se_len\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12)\n\x07origins\x18\x03 \x03(\x0e\x32\x18.outrider.v1.TokenOrigin\x12\x14\n\x0c\x64raft_tokens\x18\x04 \x01(\r\x12%\n\x07timings\x18\x05 \x01(\x0b\x32\x14.outrider.v1.Timings\x12,\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\x12\x15\n\rcached_tokens\x18\x07 \x01(\x04\"9\n\x0cSessionEnded\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\"G\n\x0b\x44rafterLost\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12%\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x16.outrider.v1.ItemError\"\x17\n\x15GetWorkerStateRequest\"\xdd\x02\n\x16GetWorkerStateResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x14\n\x0ctotal_blocks\x18\x03 \x01(\x04\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\x04\x12\x18\n\x10running_sessions\x18\x05 \x01(\r\x12\x18\n\x10waiting_sessions\x18\x06 \x01(\r\x12\x34\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x1f.outrider.v1.SpeculationFigures\x12\x17\n\x0fstale_proposals\x18\x08 \x01(\x04\x12\x1b\n\x13malformed_proposals\x18\t \x01(\x04\x12\x15\n\rcached_blocks\x18\n \x01(\x04\x12\x16\n\x0eprefix_queries\x18\x0b \x01(\x04\x12\x13\n\x0bprefix_hits\x18\x0c \x01(\x04\x12\x0c\n\x04rows\x18\r \x01(\x04\x32\xb1\x01\n\rVerifyService\x12\x45\n\x06\x44\x65\x63ode\x12\x1a.outrider.v1.DecodeRequest\x1a\x1b.outrider.v1.DecodeResponse(\x01\x30\x01\x12Y\n\x0eGetWorkerState\x12\".outrider.v1.GetWorkerStateRequest\x1a#.outrider.v1.GetWorkerStateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,29 +37,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODECOMMAND']._serialized_start=130
   _globals['_DECODECOMMAND']._serialized_end=325
   _globals['_STARTSESSION']._serialized_start=328
-  _globals['_STARTSESSION']._serialized_end=635
-  _globals['_ENDINGS']._serialized_start=637
-  _globals['_ENDINGS']._serialized_end=688
-  _globals['_CLOSESESSION']._serialized_start=690
-  _globals['_CLOSESESSION']._serialized_end=704
-  _globals['_ASSIGNDRAFTER']._serialized_start=706
-  _globals['_ASSIGNDRAFTER']._serialized_end=767
-  _globals['_DECODERESPONSE']._serialized_start=769
-  _globals['_DECODERESPONSE']._serialized_end=870
-  _globals['_HEARTBEAT']._serialized_start=872
-  _globals['_HEARTBEAT']._serialized_end=920
-  _globals['_DECODEEVENT']._serialized_start=923
-  _globals['_DECODEEVENT']._serialized_end=1158
-  _globals['_PROGRESS']._serialized_start=1161
-  _globals['_PROGRESS']._serialized_end=1381
-  _globals['_SESSIONENDED']._serialized_start=1383
-  _globals['_SESSIONENDED']._serialized_end=1440
-  _globals['_DRAFTERLOST']._serialized_start=1442
-  _globals['_DRAFTERLOST']._serialized_end=1513
-  _globals['_GETWORKERSTATEREQUEST']._serialized_start=1515
-  _globals['_GETWORKERSTATEREQUEST']._serialized_end=1538
-  _globals['_GETWORKERSTATERESPONSE']._serialized_start=1541
-  _globals['_GETWORKERSTATERESPONSE']._serialized_end=1890
-  _globals['_VERIFYSERVICE']._serialized_start=1893
-  _globals['_VERIFYSERVICE']._serialized_end=2070
+  _globals['_STARTSESSION']._serialized_end=651
+  _globals['_ENDINGS']._serialized_start=653
+  _globals['_ENDINGS']._serialized_end=704
+  _globals['_CLOSESESSION']._serialized_start=706
+  _globals['_CLOSESESSION']._serialized_end=720
+  _globals['_ASSIGNDRAFTER']._serialized_start=722
+  _globals['_ASSIGNDRAFTER']._serialized_end=783
+  _globals['_DECODERESPONSE']._serialized_start=785
+  _globals['_DECODERESPONSE']._serialized_end=886
+  _globals['_HEARTBEAT']._serialized_start=888
+  _globals['_HEARTBEAT']._serialized_end=936
+  _globals['_DECODEEVENT']._serialized_start=939
+  _globals['_DECODEEVENT']._serialized_end=1174
+  _globals['_PROGRESS']._serialized_start=1177
+  _globals['_PROGRESS']._serialized_end=1397
+  _globals['_SESSIONENDED']._serialized_start=1399
+  _globals['_SESSIONENDED']._serialized_end=1456
+  _globals['_DRAFTERLOST']._serialized_start=1458
+  _globals['_DRAFTERLOST']._serialized_end=1529
+  _globals['_GETWORKERSTATEREQUEST']._serialized_start=1531
+  _globals['_GETWORKERSTATEREQUEST']._serialized_end=1554
+  _globals['_GETWORKERSTATERESPONSE']._serialized_start=1557
+  _globals['_GETWORKERSTATERESPONSE']._serialized_end=1906
+  _globals['_VERIFYSERVICE']._serialized_start=1909
+  _globals['_VERIFYSERVICE']._serialized_end=2086
 # @@protoc_insertion_point(module_scope)

@@ -87,10 +87,13 @@ class StartSession(_message.Message):
     DRAFTER_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     prompt_len: _builtins.int
     """How many of them are the prompt."""
     traceparent: _builtins.str
     """W3C trace context of the session."""
+    tenant: _builtins.str
+    """On whose behalf; the empty one is a tenant like any other."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Every committed token, prompt included."""
@@ -120,10 +123,11 @@ class StartSession(_message.Message):
         drafter: _types_pb2.DraftWorkerRef | None = ...,
         traceparent: _builtins.str = ...,
         logprobs: _types_pb2.LogprobOptions | None = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "endings", b"endings", "logprobs", b"logprobs", "sampling", b"sampling", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "endings", b"endings", "logprobs", b"logprobs", "prompt_len", b"prompt_len", "sampling", b"sampling", "speculation", b"speculation", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "endings", b"endings", "logprobs", b"logprobs", "prompt_len", b"prompt_len", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -76,7 +76,7 @@ def test_json_is_one_object(fake: FakeCoordinator) -> None:
 
 
 def test_flags_reach_the_request(fake: FakeCoordinator) -> None:
-    flags = "--max-tokens 9 --temperature 0.5 --top-p 0.9 --top-k 4 --seed 3 --draft-len 2"
+    flags = "--max-tokens 9 --temperature 0.5 --top-p 0.9 --top-k 4 --seed 3 --k fixed:2"
     assert generate(fake, "Hi", *flags.split(), "--stop", "a", "--stop", "b").exit_code == 0
     request = fake.requests[0]
     assert request.text == "Hi"
@@ -194,7 +194,8 @@ def test_nothing_listening() -> None:
         (["Hi", "--max-tokens", "0"], "--max-tokens"),
         (["Hi", "--temperature", "-1"], "--temperature"),
         (["Hi", "--speculation", "maybe"], "--speculation"),
-        (["Hi", "--speculation", "off", "--draft-len", "2"], "--draft-len"),
+        (["Hi", "--speculation", "off", "--k", "fixed:2"], "--k"),
+        (["Hi", "--k", "2"], "fixed:N"),
         (["Hi", "--bogus"], "--bogus"),
         (["Hi", "--logit-bias", "5"], "ID:BIAS"),
         (["Hi", "--logit-bias", "a:1"], "ID:BIAS"),

@@ -23,20 +23,24 @@ def policy(url: str, *arguments: str) -> Result:
 def test_shows_and_sets(url: str) -> None:
     shown = policy(url)
     assert shown.exit_code == 0
-    assert shown.stdout == "rule coupled, speculation on (never set: the defaults)\n"
+    assert shown.stdout == "rule coupled, speculation on, k worker (never set: the defaults)\n"
     assert policy(url, "--rule", "rejection").stdout == (
-        "rule rejection, speculation on (version 1)\n"
+        "rule rejection, speculation on, k worker (version 1)\n"
     )
     assert policy(url, "--speculation", "off").stdout == (
-        "rule rejection, speculation off (version 2)\n"
+        "rule rejection, speculation off, k worker (version 2)\n"
     )
-    assert policy(url).stdout == "rule rejection, speculation off (version 2)\n"
+    assert policy(url).stdout == "rule rejection, speculation off, k worker (version 2)\n"
     both = policy(url, "--rule", "coupled", "--speculation", "on", "--json")
-    assert json.loads(both.stdout) == {"version": 3, "rule": "coupled", "speculation": "on"}
+    expected = {"version": 3, "rule": "coupled", "speculation": "on", "k": "worker"}
+    assert json.loads(both.stdout) == expected
+    for k in ("auto", "fixed:3", "worker"):
+        assert f"k {k} (version" in policy(url, "--k", k).stdout
 
 
 def test_what_is_refused(url: str) -> None:
     assert policy(url, "--rule", "magic").exit_code == 2
+    assert policy(url, "--k", "3").exit_code == 2
     assert CliRunner().invoke(main, ["policy"]).exit_code == 2
     nobody = policy("redis://127.0.0.1:1/0")
     assert nobody.exit_code == 1
@@ -48,4 +52,6 @@ def test_what_generate_takes_from_the_environment_sets_no_policy(
 ) -> None:
     monkeypatch.setenv("OUTRIDER_RULE", "rejection")
     monkeypatch.setenv("OUTRIDER_SPECULATION", "off")
-    assert policy(url).stdout == "rule coupled, speculation on (never set: the defaults)\n"
+    assert (
+        policy(url).stdout == "rule coupled, speculation on, k worker (never set: the defaults)\n"
+    )

@@ -109,6 +109,8 @@ def test_a_redis_that_answers_is_used(model: Path, monkeypatch: pytest.MonkeyPat
 
 def test_flags_that_do_not_fit_are_wrong_usage() -> None:
     assert up("--drafter", "model").exit_code == 2
+    assert up("--drafter", "hybrid").exit_code == 2
+    assert up("--drafter", "suffix", "--draft-model", "x").exit_code == 2
     assert up("--draft-model", "x").exit_code == 2
     assert up("--drafter", "magic").exit_code == 2
     assert up("--verify-workers", "0").exit_code == 2

@@ -135,6 +135,17 @@ def test_speculation_switch(
     assert list(fake.requests[0].stop) == ["end"]
 
 
+def test_a_draft_length_in_words(client: Client, fake: FakeCoordinator) -> None:
+    client.complete("Hi", speculation="auto")
+    client.complete("Hi", speculation="fixed:5")
+    auto, fixed = (request.speculation for request in fake.requests)
+    assert auto.mode == fixed.mode == types_pb2.SPECULATION_MODE_ON
+    assert (auto.auto_draft_len, auto.draft_len) == (True, 0)
+    assert (fixed.auto_draft_len, fixed.draft_len) == (False, 5)
+    with pytest.raises(InvalidRequestError, match="fixed:N"):
+        client.complete("Hi", speculation="often")
+
+
 def test_wrong_arguments_are_refused_before_any_call(client: Client, fake: FakeCoordinator) -> None:
     with pytest.raises(InvalidRequestError, match="exactly one"):
         client.generate()

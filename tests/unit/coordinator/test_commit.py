@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from coordinator.commit import CommitStep, Limits, Piece
 from coordinator.detokenizer import Detokenizer, Vocabulary
-from outrider.messages import FinishReason, SpeculationFigures, TokenLogprobs, TokenOrigin
+from outrider.figures import SpeculationFigures
+from outrider.messages import FinishReason, TokenLogprobs, TokenOrigin
 
 ACCEPTED, RECOVERED = TokenOrigin.ACCEPTED, TokenOrigin.RECOVERED
 BONUS, PLAIN = TokenOrigin.BONUS, TokenOrigin.PLAIN

@@ -27,6 +27,14 @@ ASKS_COUPLED = types_pb2.ACCEPTANCE_RULE_COUPLED
         ({"mode": ON}, Policy(speculation=False), SpeculationOptions(True, 0, COUPLED)),
         ({"mode": OFF, "draft_len": 3}, Policy(), SpeculationOptions(False, 3, COUPLED)),
         ({"rule": ASKS_COUPLED}, Policy(rule=REJECTION), SpeculationOptions(True, 0, COUPLED)),
+        ({}, Policy(k="fixed:3"), SpeculationOptions(True, 3, COUPLED)),
+        ({}, Policy(k="auto"), SpeculationOptions(True, 0, COUPLED, auto_draft_len=True)),
+        ({"draft_len": 2}, Policy(k="auto"), SpeculationOptions(True, 2, COUPLED)),
+        (
+            {"auto_draft_len": True},
+            Policy(k="fixed:3"),
+            SpeculationOptions(True, 0, COUPLED, auto_draft_len=True),
+        ),
         # Without drafts there is nothing to be inexact about.
         ({"mode": OFF, "rule": ASKS_REJECTION}, Policy(), SpeculationOptions(False, 0, REJECTION)),
     ],

@@ -1,8 +1,15 @@
+from pathlib import Path
+
 import pytest
 
 from draft_worker.config import Settings
 from draft_worker.drafters import build
+from outrider.drafting.base import DraftRequest
 from outrider.errors import ConfigError
+from outrider.messages import SamplingParams
+from outrider.model.describe import describe
+from outrider.model.tokenizers import load_tokenizer
+from tests.support.models import CONTEXT, TOKENS, save_model
 
 URL = "redis://127.0.0.1:6379/0"
 
@@ -13,6 +20,12 @@ URL = "redis://127.0.0.1:6379/0"
         ({"drafter": "model"}, "--draft-model"),
         ({"drafter": "ngram", "draft_model": "/models/x"}, "--draft-model"),
         ({"drafter": "ngram", "tree_width": 2}, "--tree-width"),
+        ({"drafter": "hybrid"}, "--draft-model"),
+        ({"drafter": "suffix", "draft_model": "/models/x"}, "--draft-model"),
+        ({"drafter": "suffix", "tree_width": 2}, "--tree-width"),
+        ({"drafter": "suffix", "suffix_memory": "much"}, "much"),
+        ({"drafter": "early-exit"}, "--target"),
+        ({"drafter": "model", "draft_model": "/models/x", "exit_layers": 2}, "--exit-layers"),
         ({"ngram_min": 5, "ngram_max": 4}, "--ngram-min"),
     ],
 )
@@ -23,11 +36,36 @@ def test_settings_that_do_not_fit_are_refused_by_name(
         Settings(redis_url=URL, **settings)  # type: ignore[arg-type]  # a table of settings
 
 
-def test_the_lookup_drafter_fits_every_target() -> None:
-    chosen = build(Settings(redis_url=URL))
-    assert chosen.drafter.name == "ngram"
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_the_lookup_drafters_fit_every_target(drafter: str) -> None:
+    chosen = build(Settings(redis_url=URL, drafter=drafter))
+    assert chosen.drafter.name == drafter
     assert (chosen.model_fingerprint, chosen.tokenizer_fingerprint, chosen.context_len) == (
         "",
         "",
         0,
     )
+
+
+def test_the_first_layers_of_the_target_have_its_tokenizer(tmp_path: Path) -> None:
+    target = str(save_model(tmp_path))
+    chosen = build(Settings(redis_url=URL, drafter="early-exit", target=target))
+    assert chosen.drafter.name.endswith("-first-1")
+    assert chosen.tokenizer_fingerprint == load_tokenizer(target).fingerprint
+    assert chosen.model_fingerprint != describe(target).fingerprint
+    assert chosen.context_len == CONTEXT
+    # Padding ids of the target are none of its tokens.
+    drafter = chosen.drafter
+    for number in range(8):
+        drafter.open(str(number), [number], SamplingParams(1.0, seed=number))
+        (draft,) = drafter.propose([DraftRequest(str(number), 16)])
+        assert draft is not None
+        assert max(draft.token_ids) < TOKENS
+
+
+def test_a_hybrid_has_a_model_and_its_figures(tmp_path: Path) -> None:
+    model = str(save_model(tmp_path))
+    chosen = build(Settings(redis_url=URL, drafter="hybrid", draft_model=model, target=model))
+    assert chosen.drafter.name == f"suffix+{describe(model).name}"
+    assert chosen.model_fingerprint == describe(model).fingerprint
+    assert chosen.drafter.kv_blocks[1] > 0

@@ -9,6 +9,7 @@ from draft_worker.figures import Figures
 from draft_worker.scheduler import MAX_DRAFT_LEN, Addressed, Scheduler
 from outrider import telemetry
 from outrider.drafting.base import PLAIN_LAW, Drafter, DraftLaw, DraftRequest, check_base_len
+from outrider.drafting.suffix import SuffixDrafter
 from outrider.errors import InvalidRequestError
 from outrider.messages import (
     CloseDraft,
@@ -183,6 +184,69 @@ def test_what_is_not_ready_stays_wanted(scheduler: Scheduler, drafter: CountingD
     assert scheduler.answer() == []
     drafter.held["0/slow"] = [40]
     assert proposals(scheduler.answer()) == [(0, "slow", 1, (41, 42))]
+
+
+class SlowDrafter(CountingDrafter):
+    """Each call takes 40 ms of a clock of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 100.0
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
+        self.now_s += 0.040
+        return super().propose(requests)
+
+
+def test_a_draft_reports_what_it_cost_in_all_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = SlowDrafter()
+    monkeypatch.setattr("time.monotonic", lambda: drafter.now_s)
+    scheduler = Scheduler(drafter, Figures(), max_sessions=8)
+
+    def costs_ms() -> dict[str, int]:
+        events = [event for _, event in scheduler.answer()]
+        return {e.session_id: e.draft_us // 1000 for e in events if isinstance(e, Proposal)}
+
+    scheduler.apply(0, opened("slow", 777))
+    scheduler.apply(0, opened("b", 1))
+    assert costs_ms() == {"b": 40}
+    assert costs_ms() == {}
+    # The time in which nobody worked on it does not count.
+    drafter.now_s += 5
+    drafter.held["0/slow"] = [40]
+    assert costs_ms() == {"slow": 120}
+    # What a want cost that a newer one replaced does not count either.
+    drafter.held["0/slow"] = [777]
+    scheduler.apply(0, committed("slow", 1, 777))
+    assert costs_ms() == {}
+    scheduler.apply(0, committed("slow", 2, 5))
+    drafter.held["0/slow"] = [40]
+    assert costs_ms() == {"slow": 40}
+
+
+def test_the_corpus_reaches_the_drafter() -> None:
+    drafter = SuffixDrafter()
+    scheduler = Scheduler(drafter, Figures(), max_sessions=8)
+    for sid, corpus in (("first", "m"), ("same", "m"), ("other", "n")):
+        tokens = (5, 6, 7) if sid == "first" else (9,)
+        scheduler.apply(
+            0,
+            OpenDraft(
+                session_id=sid,
+                epoch=1,
+                token_ids=tokens,
+                sampling=SamplingParams(),
+                prompt_len=1,
+                draft_len=0,
+                corpus=corpus,
+            ),
+        )
+        scheduler.answer()
+        if sid == "first":
+            scheduler.apply(0, CloseDraft(session_id=sid, epoch=1))
+    for sid in ("same", "other"):
+        scheduler.apply(0, committed(sid, 1, 6, draft_len=1))
+    assert proposals(scheduler.answer()) == [(0, "same", 2, (7,)), (0, "other", 2, ())]
 
 
 def test_one_id_on_two_streams_is_two_sessions(

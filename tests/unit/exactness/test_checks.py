@@ -6,7 +6,7 @@ import pytest
 
 from outrider.exactness.checks import acceptance, distribution, first_difference, parity
 from outrider.exactness.outcomes import Drawn
-from outrider.messages import SpeculationFigures
+from outrider.figures import SpeculationFigures
 
 EXPECTED = [(1, 2, 3), (4, 5, 6), (7, 8)]
 

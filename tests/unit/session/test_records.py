@@ -13,12 +13,12 @@ from outrider.errors import (
     SessionExistsError,
     UnknownSessionError,
 )
+from outrider.figures import SpeculationFigures
 from outrider.messages import (
     AcceptanceRule,
     FinishReason,
     LogprobOptions,
     SamplingParams,
-    SpeculationFigures,
     SpeculationOptions,
     TokenLogprobs,
 )
@@ -57,7 +57,9 @@ RECORD = SessionRecord(
     max_tokens=16,
     stop=("\n\n", "ende…"),
     stop_ids=(7, 8),
-    speculation=SpeculationOptions(enabled=False, draft_len=3, rule=AcceptanceRule.REJECTION),
+    speculation=SpeculationOptions(
+        enabled=False, draft_len=3, rule=AcceptanceRule.REJECTION, auto_draft_len=True
+    ),
     ignore_eos=True,
     include_stop=True,
     logprobs=LogprobOptions(3, processed=True),

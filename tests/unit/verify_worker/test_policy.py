@@ -2,20 +2,20 @@
 
 import pytest
 
+from outrider.messages import SpeculationOptions
 from tests.support.scheduling import Worker
 from tests.support.synthetic import VOCABULARY, plain_decoding
 from verify_worker.cost import NOTHING, CostModel, StepShape
 from verify_worker.policy import (
     FIRST_REST_S,
-    FIRST_SHARE,
     LONGEST_REST_S,
     MISSES_TO_REST,
     REST_WAITS,
-    Expectation,
     Patience,
     Punctuality,
+    Stakes,
     chunk_rows,
-    stakes,
+    draft_lens,
 )
 
 
@@ -42,12 +42,12 @@ def test_drafts_that_are_not_worth_their_wait_are_given_up(draft: list[int], wai
 
 def test_patience_comes_back_when_drafts_pay_again() -> None:
     patience = Patience()
-    assert [patience.note(4.0, 0.0, 4.0) for _ in range(5)] == [0, 0, 16, 32, 64]
+    assert [patience.note(4.0, 0.0, 4.0) for _ in range(8)] == [0] * 5 + [16, 32, 64]
     # Good and bad in turns does not reset the pauses; making the whole loss good does.
     assert [patience.note(0.0, 4.0, 4.0), patience.note(4.5, 0.0, 4.0)] == [0, 128]
-    for _ in range(3):
+    for _ in range(5):
         assert patience.note(0.0, 4.0, 4.0) == 0
-    assert [patience.note(4.0, 0.0, 4.0) for _ in range(3)] == [0, 0, 16]
+    assert [patience.note(4.0, 0.0, 4.0) for _ in range(6)] == [0] * 5 + [16]
 
 
 def test_rests_grow_up_to_a_limit_and_end_with_an_answer() -> None:
@@ -91,27 +91,45 @@ def steep(row_s: float) -> CostModel:
     return cost
 
 
-def test_a_draft_can_save_no_more_than_its_tokens() -> None:
-    free, dear = steep(0.0), steep(0.01)
-    one = StepShape(1, 1)
-    at_stake = stakes(one, 4, free)
-    assert at_stake.limit_s == pytest.approx(0.04, rel=0.05)
-    assert at_stake.gain_s(1.0) == pytest.approx(0.04, rel=0.1)
-    assert at_stake.gain_s(0.0) <= 0
+def test_a_draft_saves_its_tokens_less_its_rows() -> None:
+    step = StepShape(5, 1)
+    free, dear = (Stakes(StepShape(1, 1), steep(row_s), 16, step) for row_s in (0.0, 0.01))
+    assert free.plain_s == pytest.approx(0.01, rel=0.05)
+    assert free.saved_s(accepted=4, rows=4) == pytest.approx(0.04, rel=0.1)
+    assert free.saved_s(accepted=0, rows=4) <= 0
     # Where a row costs as much as a step, a draft that is half right saves nothing.
-    assert stakes(one, 4, dear).gain_s(0.5) < 0
+    assert dear.saved_s(accepted=2, rows=4) < 0
+    assert len(free.steps_s) == 17
 
 
-def test_a_session_is_expected_to_be_like_the_others_until_it_is_known() -> None:
-    own = Expectation()
-    assert own.share() == FIRST_SHARE
-    assert own.share(0.1) == pytest.approx(0.1)
-    for _ in range(40):
-        own.note(4, 4)
-    assert own.share(0.1) > 0.9
-    for _ in range(40):
-        own.note(0, 4)
-    assert own.share(0.1) < 0.15
+def test_who_does_without_waits_for_the_drafts_of_others_all_the_same() -> None:
+    # The others have 30 rows; a plain step of this session would have them too.
+    cost = steep(0.001)
+    alone = Stakes(StepShape(1, 1), cost, 16, StepShape(5, 1))
+    beside = Stakes(StepShape(8, 8), cost, 16, StepShape(42, 8))
+    assert beside.saved_s(accepted=2, rows=4) > 2 * alone.saved_s(accepted=2, rows=4)
+
+
+def test_rows_are_charged_as_if_everybody_drafted() -> None:
+    alone, many = (Stakes(StepShape(n, n), steep(0.001), 16) for n in (1, 8))
+    one_row_s = alone.steps_s[1] - alone.plain_s
+    assert many.steps_s[1] - many.plain_s == pytest.approx(8 * one_row_s, rel=0.3)
+
+
+def test_who_decides_the_draft_length() -> None:
+    asks, leaves_open = SpeculationOptions(draft_len=6), SpeculationOptions()
+    auto = SpeculationOptions(auto_draft_len=True)
+    assert draft_lens(asks, 4, 100, 16, 99) == (6, 6)
+    assert draft_lens(leaves_open, 4, 100, 16, 99) == (4, 4)
+    assert draft_lens(leaves_open, 0, 100, 16, 99) == (0, 16)
+    assert draft_lens(auto, 4, 100, 16, 99) == (0, 16)
+    assert draft_lens(SpeculationOptions(enabled=False, draft_len=6), 4, 100, 16, 99) == (0, 0)
+    # Near the end of the output, above the worker's limit, and where sessions share the rows.
+    assert draft_lens(asks, 4, 3, 16, 99) == (2, 2)
+    assert draft_lens(auto, 4, 3, 16, 99) == (0, 2)
+    assert draft_lens(asks, 4, 1, 16, 99) == (0, 0)
+    assert draft_lens(asks, 4, 100, 5, 99) == (5, 5)
+    assert draft_lens(auto, 4, 100, 16, 8) == (0, 7)
 
 
 def test_prefill_beside_decoding_takes_what_it_may() -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from outrider.messages import SpeculationFigures, TokenOrigin
+from outrider.figures import SpeculationFigures
+from outrider.messages import TokenOrigin
 from tests.support.scheduling import Worker
 from tests.support.synthetic import plain_decoding
 

@@ -1,0 +1,90 @@
+"""What was measured of a draft worker, and what that makes of a session's next draft. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from outrider.messages import Draft, Proposal
+from verify_worker import draft_length, policy
+from verify_worker.waiting import Latency, best_wait_s
+
+# What one more proposal says about what a token costs its drafter.
+TOKEN_SHARE = 1 / 8
+
+
+@dataclass(slots=True)
+class DraftWorker:
+    """What was measured of one draft worker, over all its sessions.
+
+    `token_s` is what it reports that a token of a draft costs it. `others` are, everywhere, the
+    draft lengths that its other sessions ask for at the same time.
+    """
+
+    punctuality: policy.Punctuality = field(default_factory=policy.Punctuality)
+    latency: Latency = field(default_factory=Latency)
+    record: draft_length.Record = field(default_factory=draft_length.Record)
+    token_s: float = 0.0
+    _costs: int = 0
+    # The draft length that suits its sessions on the whole, in the batch that it was found for.
+    _usual_len: int = 0
+    _usual_in: policy.Stakes | None = None
+
+    def choose(
+        self,
+        own: draft_length.Record,
+        stakes: policy.Stakes,
+        draft_lens: tuple[int, int],
+        others: Sequence[int],
+    ) -> draft_length.Choice:
+        """How far a session drafts whose drafts came to `own`.
+
+        `draft_lens` are the fewest and the most tokens.
+        """
+        least, most = draft_lens
+        wait = draft_length.Wait(self.latency.usual_s(self.token_s), self.token_s)
+        if others and self.token_s:
+            usual_len = self._find_usual_len(stakes, wait, most)
+            wait = replace(wait, others=len(others), usual_len=usual_len)
+        expected = draft_length.outlook(own, self.record, most)
+        return draft_length.choose(expected, stakes.steps_s, wait, least)
+
+    def _find_usual_len(self, stakes: policy.Stakes, wait: draft_length.Wait, most: int) -> int:
+        """How far a session drafts that is like the sessions here on the whole."""
+        if self._usual_in is not stakes:
+            expected = draft_length.outlook(draft_length.Record(), self.record, most)
+            self._usual_len = draft_length.choose(expected, stakes.steps_s, wait).draft_len
+            self._usual_in = stakes
+        return self._usual_len
+
+    def wait_s(self, choice: draft_length.Choice, others: Sequence[int]) -> float:
+        """The wait that pays most; where nothing is known, what the draft is expected to save.
+
+        Drafts are made together and come together, as late as the longest.
+        """
+        if not choice.draft_len:
+            return 0.0
+        if not self.latency.seconds:
+            return max(choice.gain_s, 0.0)
+        latencies = self.latency.at(max(choice.draft_len, *others, 0), self.token_s)
+        return best_wait_s(latencies, choice.gain_s, choice.limit_s)
+
+    def note_cost(self, proposal: Proposal, seconds: float, longest: int) -> None:
+        """What a token costs, as is reported; never more than the `seconds` that it all took.
+
+        A draft that was made beside longer ones, of up to `longest` tokens, took their time.
+        """
+        draft = proposal.draft  # which may be malformed: of a tree nothing is taken for granted
+        tokens = max(longest, len(draft.token_ids) if draft.is_chain else 1)
+        if draft.token_ids:
+            token_s = min(proposal.draft_us / 1e6, max(seconds, 0.0)) / tokens
+            self._costs += 1
+            self.token_s += max(TOKEN_SHARE, 1 / self._costs) * (token_s - self.token_s)
+
+    def note_answer(self) -> None:
+        """It answers; when that ends a rest, what never came before means nothing any more."""
+        if self.punctuality.note_answer():
+            self.latency.forget_missing()
+
+
+def levels_of(draft: Draft) -> int:
+    """Tokens of a chain, levels of a tree that is well formed."""
+    return len(draft.token_ids) if draft.is_chain else max(draft.depths)

@@ -103,6 +103,8 @@ def write_report(
         "about": about,
         "held_out": {**asdict(held_out), "mean_acceptance_length": held_out.mean_length},
         "looks": history.looks,
+        # So that whoever trains it again can compare.
+        "losses": [round(loss, 6) for loss in history.losses],
         "tokens_seen": history.tokens[-1] if history.tokens else 0,
     }
     (directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")

@@ -26,8 +26,10 @@ from outrider.training.run import Glance, Plan, Run
 from outrider.training.sources import WINDOW, Source, scripts, windows
 from outrider.training.writing import Writer, blocks_needed
 
-# One text in so many is held out.
+# One text in so many is held out; of few texts more.
 _HELD_OUT_SHARE = 40
+_HELD_OUT_SHARE_OF_FEW = 10
+_FEW = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +90,9 @@ def train(order: Order, stages: Stages) -> Acceptance:
     # The order in which texts end depends on how many are written at once.
     written = sorted(corpus, key=lambda example: example.index)
     examples = [e for e in written if e.index < order.examples and len(e.answer) > 1]
-    held_out = [e for e in examples if e.index % _HELD_OUT_SHARE == 0][: order.held_out]
-    learned = [e for e in examples if e.index % _HELD_OUT_SHARE]
+    share = _HELD_OUT_SHARE_OF_FEW if order.examples < _FEW else _HELD_OUT_SHARE
+    held_out = [e for e in examples if e.index % share == 0][: order.held_out]
+    learned = [e for e in examples if e.index % share]
 
     # Loaded anew: what ran above may have taken the weights out of its modules.
     model = load_model(order.target)

@@ -119,8 +119,9 @@ def write_report(
         f"- Parameters: {about['parameters']:,}, and the target's own embeddings and head, "
         f"cut to {about['head_ids']:,} ids",
         f"- Texts: {about['texts']:,} ({about['text_tokens']:,} tokens of the target's own), "
-        f"{about['source']}; seed {about['seed']}",
-        f"- Steps: {about['steps']:,}, {report['tokens_seen']:,} tokens seen",
+        f"{about['source']}; seed {about['seed']}; SHA-256 {about['texts_sha256']}",
+        f"- Steps: {about['steps']:,}, {report['tokens_seen']:,} tokens seen; threads: "
+        f"{about['threads']}",
         f"- On {about['held_out_texts']} texts held out, greedy, drafts of "
         f"{len(held_out.tried)} tokens: mean acceptance length "
         f"**{held_out.mean_length:.2f}**, accepted by position {positions}",

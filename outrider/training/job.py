@@ -18,7 +18,7 @@ from outrider.model.parts import parts_of
 from outrider.model.tokenizers import Tokenizer, load_tokenizer, producible_ids
 from outrider.training import start
 from outrider.training.acceptance import Acceptance
-from outrider.training.corpus import Corpus, Example
+from outrider.training.corpus import Corpus, Example, digest_of
 from outrider.training.export import Target, save, write_report
 from outrider.training.losses import Weights
 from outrider.training.network import DraftNetwork
@@ -147,8 +147,10 @@ def train(order: Order, stages: Stages) -> Acceptance:
         "texts": len(learned),
         "text_tokens": sum(len(example.answer) for example in learned),
         "source": source.name,
+        "texts_sha256": digest_of(examples),
         "seed": order.seed,
         "steps": order.steps,
+        "threads": torch.get_num_threads(),
         "held_out_texts": len(held_out),
     }
     save(order.out, network, target, ids, trained_with=about)

@@ -66,10 +66,10 @@ def test_the_directory_has_what_a_drafter_needs(order: Order, reads_hidden: bool
 
 
 def test_a_training_that_is_repeated_is_the_same(order: Order, tmp_path: Path) -> None:
-    def losses(order: Order) -> list[float]:
+    def losses(order: Order) -> tuple[list[float], str]:
         train(order, Quiet())
-        found: list[float] = json.loads((order.out / "report.json").read_text())["losses"]
-        return found
+        report = json.loads((order.out / "report.json").read_text())
+        return report["losses"], report["about"]["texts_sha256"]
 
     first = losses(replace(order, steps=6))
     again = losses(replace(order, steps=6, seats=3, out=tmp_path / "o2", texts=tmp_path / "t2"))

@@ -34,7 +34,8 @@ def order(target_path: Path, tmp_path: Path) -> Order:
     return Order(
         target=str(target_path), out=tmp_path / "out", texts=tmp_path / "texts",
         prompts=(str(prompts),), examples=80, max_tokens=12, most_prompt=40, seats=8,
-        from_target=True, from_draft=None, config=None, layers=1, reads_hidden=True, head_ids=200, steps=60,
+        from_target=True, from_draft=None, config=None, layers=1, reads_hidden=True,
+        head_ids=200, steps=60,
         batch_tokens=200, rate=3e-3, tv=0.0, dropout=0.0, unroll=2, draft_len=3, look_every=20,
         held_out=8, seed=0, threads=1, command="outrider train …",
     )  # fmt: skip

@@ -8,7 +8,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from draft_worker.figures import Figures
 from draft_worker.scheduler import MAX_DRAFT_LEN, Addressed, Scheduler
 from outrider import telemetry
-from outrider.drafting.base import PLAIN_LAW, Drafter, DraftLaw, DraftRequest, check_base_len
+from outrider.drafting.base import (
+    PLAIN_LAW,
+    Drafter,
+    DraftLaw,
+    DraftRequest,
+    HiddenStates,
+    check_base_len,
+)
 from outrider.drafting.suffix import SuffixDrafter
 from outrider.errors import InvalidRequestError
 from outrider.messages import (
@@ -19,6 +26,7 @@ from outrider.messages import (
     OpenDraft,
     Proposal,
     SamplingParams,
+    Tensor,
 )
 
 
@@ -29,6 +37,8 @@ class CountingDrafter:
     """
 
     name = "counting"
+    kv_blocks = (0, 0)
+    reads: HiddenStates | None = None
 
     def __init__(self) -> None:
         self.held: dict[str, list[int]] = {}
@@ -59,7 +69,13 @@ class CountingDrafter:
             return None
         return Draft(tuple(range(held[-1] + 1, held[-1] + 1 + request.draft_len)))
 
-    def commit(self, session_id: str, base_len: int, token_ids: Sequence[int]) -> None:
+    def commit(
+        self,
+        session_id: str,
+        base_len: int,
+        token_ids: Sequence[int],
+        hidden: Tensor | None = None,
+    ) -> None:
         check_base_len(base_len, len(self.held[session_id]))
         self.held[session_id] += token_ids
 

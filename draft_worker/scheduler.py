@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from opentelemetry.trace import Span
 
+from draft_worker.features import hidden_of
 from draft_worker.figures import Figures
 from outrider import logs, telemetry
 from outrider.drafting.base import Drafter, DraftLaw, DraftRequest
@@ -78,6 +79,11 @@ class Scheduler:
         self._refusing = False
         self._log = logs.get(__name__)
         self._tracer = telemetry.tracer(__name__)
+
+    @property
+    def _feature_layers(self) -> tuple[int, ...]:
+        reads = self._drafter.reads
+        return () if reads is None else (reads.layer,)
 
     @property
     def has_wants(self) -> bool:
@@ -165,7 +171,12 @@ class Scheduler:
                 f"session {command.session_id!r} is not open here at epoch {command.epoch}; "
                 "open it again from its tokens"
             )
-        self._drafter.commit(_drafter_id(key), command.base_len, command.token_ids)
+        reads = self._drafter.reads
+        hidden = hidden_of(command, reads)
+        self._drafter.commit(_drafter_id(key), command.base_len, command.token_ids, hidden)
+        if reads is not None:
+            tokens = len(command.token_ids)
+            self._figures.commits(tokens, tokens if hidden is not None else 0)
         session.base_len += len(command.token_ids)
         previous = self._wants.get(key)
         if previous is not None and previous.draft_len:
@@ -263,6 +274,7 @@ class Scheduler:
                     batch_sessions=len(wants),
                 ),
                 draft_us=int((want.worked_s + seconds) * 1e6),
+                feature_layers=self._feature_layers,
             )
             events.append((key[0], proposal))
         return events

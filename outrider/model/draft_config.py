@@ -32,10 +32,10 @@ class DraftConfig:
     @classmethod
     def of(cls, values: dict[str, Any], where: Path) -> Self:
         """Check and take what is known of `values`; raises `ConfigError`."""
-        kinds = {field.name: field.type for field in fields(cls)}
+        kinds: dict[str, Any] = {field.name: field.type for field in fields(cls)}
         for name, kind in kinds.items():
             if type(values.get(name)) is not kind:
-                raise ConfigError(f"{where}: {KEY}.{name} has to be of type {kind}")
+                raise ConfigError(f"{where}: {KEY}.{name} has to be of type {kind.__name__}")
         return cls(**{name: values[name] for name in kinds})
 
 

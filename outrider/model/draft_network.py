@@ -168,8 +168,9 @@ def _module(config: Any, weights: Weights, head: torch.Tensor, path: str) -> Pre
         _check_shape(tensor, tuple(parameter.shape), f"{name} of {path}")
         parameter.copy_(tensor)
     config.vocab_size = module.config.vocab_size = rows
-    module.lm_head = torch.nn.utils.skip_init(torch.nn.Linear, config.hidden_size, rows, bias=False)
-    module.lm_head.weight.copy_(head)
+    with torch.device("meta"):
+        module.lm_head = torch.nn.Linear(config.hidden_size, rows, bias=False)
+    module.lm_head.weight = torch.nn.Parameter(head.float())
     loaded: PreTrainedModel = module.eval()
     return loaded
 

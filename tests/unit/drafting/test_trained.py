@@ -23,7 +23,7 @@ SIZE = 32
 IDS = [*range(0, 100, 3), *range(120, 200)]
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(0.9, top_k=50, seed=7)
-PENALISED = SamplingParams(logit_bias=((3, 4.0),), repetition_penalty=1.3)
+PENALISED = SamplingParams(banned_ids=(3, 6, 120), repetition_penalty=1.1)
 SAMPLINGS = {"greedy": GREEDY, "sampled": SAMPLED, "penalised": PENALISED}
 
 State = torch.Tensor | None

@@ -7,14 +7,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from outrider.messages import AssignDrafter, CommitDraft, Draft, SamplingParams
+from outrider.messages import AssignDrafter, CommitDraft, Draft, Endings, SamplingParams
 from outrider.model.loading import load_model
 from outrider.model.numerics import FAST, choose_numerics
 from outrider.model.tensors import unpacked
 from tests.support.models import TOKENS, save_model
 from tests.support.scheduling import DRAFTER, OTHER, Worker
 from tests.support.stepping import Reference, Stepper
-from tests.support.synthetic import states_of
+from tests.support.synthetic import plain_decoding, states_of
 from verify_worker.state import Output, ToDrafter
 
 LAYERS = 7
@@ -119,14 +119,14 @@ def test_it_is_remembered_by_draft_worker_until_that_is_lost() -> None:
 
 def test_at_its_end_a_session_says_nothing_more() -> None:
     worker = worker_of()
-    worker.start(new=3)
+    said = plain_decoding(range(1, 6), 5)
+    worker.start(endings=Endings(30, frozenset({said[2]})))
     worker.step()
     answer(worker, 4)
     worker.step()
-    # Two of five tokens are committed, and no states of the others sent.
-    assert len(worker.tokens["s"]) == 3
+    # Two of five tokens were committed, and nothing was sent of the others.
+    assert worker.tokens["s"] == said[:3]
     assert [len(c.token_ids) for c in worker.commands(CommitDraft)] == [1]
-    assert worker.commands(CommitDraft)[0].session_id == "s"
     assert worker.scheduler.drafts.workers[DRAFTER.worker_id].reads_hidden
 
 

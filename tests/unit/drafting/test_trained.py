@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.drafting.base import DraftLaw, DraftRequest, HiddenStates
+from outrider.drafting.base import PLAIN_LAW, DraftLaw, DraftRequest, HiddenStates
 from outrider.drafting.hybrid import HybridDrafter
 from outrider.drafting.model import ModelDrafter
 from outrider.drafting.suffix import SuffixDrafter
 from outrider.drafting.trained import TrainedDraftModel
-from outrider.drafting.turns import MOST_STATES
+from outrider.drafting.turns import MOST_STATES, DraftSession
 from outrider.messages import AcceptanceRule, Draft, SamplingParams
 from outrider.model.draft_network import DraftNetwork, load_draft_network
 from outrider.model.tensors import packed, unpacked
@@ -184,6 +184,17 @@ def test_states_that_nobody_asks_for_are_let_go(
     tokens += committed
     known: list[State] = [None] * 15 + list(new[10:])
     assert proposed(drafter, 4) == reference.draft(tokens, known, 4, GREEDY)
+
+
+def test_a_session_keeps_the_states_of_a_bounded_number_of_tokens() -> None:
+    session = DraftSession("s", prompt(5), GREEDY, PLAIN_LAW)
+    for _ in range(3):
+        session.token_ids += prompt(100)
+        session.note_states(hidden(100))
+    assert sorted(session.states) == list(range(305 - MOST_STATES, 305))
+    session.note_fed(305)
+    # The last token may be fed again.
+    assert list(session.states) == [304]
 
 
 def test_a_batch_equals_each_session_alone(

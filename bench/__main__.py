@@ -14,6 +14,7 @@ NAMES = {
     "fleet": "16 sessions over two of each worker while draft workers come and go.",
     "soak": "Everything killed, stopped, cut off and slowed at random under load.",
     "failover": "From the kill of a process to the next token of its sessions.",
+    "cancel": "From the end of many streams until the workers hold nothing of them.",
     "log-cost": "Tokens per second with the token log over without.",
     "law": "Chi-square of 50,000 outcomes through real services, for each rule.",
     "invariance": "Same seeded tokens, whatever drafts, however far, in any batch.",

@@ -31,7 +31,8 @@ async def holdings(client: AsyncClient) -> list[Holdings]:
     held = []
     for worker in status.workers:
         try:
-            held.append(await _ask(worker.pool, worker.address))
+            async with rpc.open_channel(worker.address) as channel:
+                held.append(await ask(worker.pool, channel))
         except grpc.aio.AioRpcError as error:
             # One that was killed stays in the registry for a few seconds.
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
@@ -39,16 +40,16 @@ async def holdings(client: AsyncClient) -> list[Holdings]:
     return held
 
 
-async def _ask(pool: str, address: str) -> Holdings:
-    async with rpc.open_channel(address) as channel:
-        if pool == "verify":
-            verify = verify_pb2_grpc.VerifyServiceStub(channel)
-            held = await verify.GetWorkerState(verify_pb2.GetWorkerStateRequest())
-            sessions = held.running_sessions + held.waiting_sessions
-            return Holdings(held.worker_id, sessions, held.total_blocks, held.free_blocks)
-        draft = draft_pb2_grpc.DraftServiceStub(channel)
-        state = await draft.GetDraftWorkerState(draft_pb2.GetDraftWorkerStateRequest())
-        return Holdings(state.worker_id, state.sessions, state.total_blocks, state.free_blocks)
+async def ask(pool: str, channel: grpc.aio.Channel) -> Holdings:
+    """Of the worker at the other end, which is of the pool `verify` or `draft`."""
+    if pool == "verify":
+        verify = verify_pb2_grpc.VerifyServiceStub(channel)
+        held = await verify.GetWorkerState(verify_pb2.GetWorkerStateRequest())
+        sessions = held.running_sessions + held.waiting_sessions
+        return Holdings(held.worker_id, sessions, held.total_blocks, held.free_blocks)
+    draft = draft_pb2_grpc.DraftServiceStub(channel)
+    state = await draft.GetDraftWorkerState(draft_pb2.GetDraftWorkerStateRequest())
+    return Holdings(state.worker_id, state.sessions, state.total_blocks, state.free_blocks)
 
 
 async def running_records(redis_url: str) -> list[str]:

@@ -7,8 +7,8 @@ back empty, the session is written again, whole.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from outrider.errors import FencedError, OutriderError, SessionExistsError
 from outrider.figures import SpeculationFigures
@@ -22,28 +22,33 @@ from outrider.session.record import (
     StoredSession,
     ending_to_hash,
     figures_to_hash,
+    pack_figures,
     placement_to_hash,
 )
 from outrider.session.record_calls import (
     Position,
     RecordCalls,
     Update,
+    append,
     check_created,
     read_position,
     refusal,
 )
-from outrider.session.redis import ScriptCall
+from outrider.session.redis import ScriptCall, ScriptHead
 
 # Refusals in a row after each of which Redis was asked.
 MOST_REFUSALS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """A call that is under way: what it leads to, and the update if it is one."""
+class _Sent(NamedTuple):
+    """A call that is under way: what it leads to, and the record that was meant.
+
+    `held` is where it goes on from, if it is an update or an append.
+    """
 
     becomes: Position | None
-    update: Update | None = None
+    record: SessionRecord
+    held: Position | None = None
 
 
 class Journal:
@@ -75,6 +80,10 @@ class Journal:
         self._created = False
         # What Redis holds; None when that is not known.
         self._held: Position | None = None
+        # The running record that was written last: while it is ours, only tokens can be new.
+        self._written: SessionRecord | None = None
+        # For appends under that record.
+        self._head: ScriptHead | None = None
         # The highest epoch that Redis is known to have held for us.
         self._known_epoch = -1
         self._asked = False
@@ -107,7 +116,12 @@ class Journal:
     @property
     def behind(self) -> bool:
         """Whether Redis holds something else than it should, and something can be done."""
-        return self._may_write and self._held != self._wanted
+        if not self._may_write:
+            return False
+        held = self._held
+        if held is None or held.length != len(self.token_ids):
+            return True
+        return self._written is not self.record and held != self._wanted
 
     def extend(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> None:
         """Note committed tokens; `logprobs` has one entry for each if they are wanted."""
@@ -160,8 +174,11 @@ class Journal:
         """
         if self._sent is not None or not (self.behind or (renew and self.runs)):
             return None
-        if self._held is not None:
-            return self._update(self._held, renew=renew)
+        held = self._held
+        if held is not None:
+            if self._written is self.record and not renew:
+                return self._append(held)
+            return self._update(held, renew=renew)
         if not self._asked:
             if self._created:
                 return self._ask()
@@ -176,26 +193,27 @@ class Journal:
         """Take the reply to what was due."""
         sent, self._sent = self._sent, None
         assert sent is not None
-        if sent.becomes is None:
+        becomes, record, held = sent
+        if becomes is None:
             self._found(read_position(reply))
-        elif sent.update is None:
+        elif held is None:
             try:
                 check_created(self.session_id, reply)
             except SessionExistsError as exists:
                 self._refused(exists)
             else:
-                self._hold(sent.becomes)
+                self._hold(becomes, record)
         else:
-            error = refusal(self.session_id, reply, sent.update)
+            error = refusal(self.session_id, reply, held)
             if error is None:
-                self._hold(sent.becomes)
+                self._hold(becomes, record)
             else:
                 self._refused(error)
 
     def doubt(self) -> None:
         """There is no reply: what was due may have been carried out, or may be yet."""
         self._sent = None
-        self._held = None
+        self._held = self._written = None
         self._asked = not self._created
 
     @property
@@ -215,12 +233,12 @@ class Journal:
         )
 
     def _create(self) -> ScriptCall:
-        self._sent = _Sent(self._wanted)
+        self._sent = _Sent(self._wanted, self.record)
         counts = figures_to_hash(self.figures, self.cached_tokens)
         return self._calls.create(self.record, self.token_ids, self.logprobs, counts)
 
     def _ask(self) -> ScriptCall:
-        self._sent = _Sent(None)
+        self._sent = _Sent(None, self.record)
         return self._calls.position(self.session_id)
 
     def _update(self, held: Position, *, renew: bool) -> ScriptCall:
@@ -246,11 +264,28 @@ class Journal:
             # Tokens alone leave the times as they are: the lease has its own round.
             renew=renew or not more or held.state is not record.state,
         )
-        self._sent = _Sent(self._wanted, update)
+        self._sent = _Sent(self._wanted, record, held)
         return self._calls.update(self.session_id, update)
 
-    def _hold(self, held: Position) -> None:
+    def _append(self, held: Position) -> ScriptCall:
+        """Tokens alone leave the times as they are: the lease has its own round."""
+        if self._head is None:
+            self._head = self._calls.appends(self.session_id, owner=held.owner, epoch=held.epoch)
+        self._sent = _Sent(held.grown_to(len(self.token_ids)), self.record, held)
+        logprobs = self.logprobs
+        return append(
+            self._head,
+            held.length,
+            self.token_ids[held.length :],
+            logprobs[held.length - self.record.prompt_len :] if logprobs else (),
+            pack_figures(self.figures, self.cached_tokens),
+        )
+
+    def _hold(self, held: Position, record: SessionRecord) -> None:
         self._held = held
+        if self._written is not record:
+            self._written = record if record.state is SessionState.RUNNING else None
+            self._head = None
         self._known_epoch = max(self._known_epoch, held.epoch)
         self._created = True
         self._asked = False
@@ -264,7 +299,7 @@ class Journal:
         if self._refusals > MOST_REFUSALS:
             self._lose(FencedError(f"the record was lost: {error.message}"))
         # What was sent before a failure may have been carried out only now.
-        self._held = None
+        self._held = self._written = None
         self._asked = False
 
     def _found(self, held: Position | None) -> None:

@@ -122,6 +122,7 @@ def _running(
     from outrider.drafting.model import ModelDrafter
     from outrider.model.numerics import FAST, choose_numerics
     from outrider.model.paged import block_bytes
+    from outrider.sampling import gumbel_max
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -136,4 +137,6 @@ def _running(
         prefill_chunk=settings.prefill_chunk,
         tree_width=settings.tree_width,
     )
+    if model.module.device.type == "cpu":
+        gumbel_max.prepare()
     return ChosenDrafter(drafter, model.fingerprint, tokenizer_fingerprint, model.context_len)

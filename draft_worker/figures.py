@@ -25,6 +25,7 @@ class Figures:
     draft_tokens: int = 0
     superseded: int = 0
     failed: int = 0
+    malformed_features: int = 0
     batches: int = 0
     batched_sessions: int = 0
     # Committed tokens of a drafter that reads hidden states, and those that came with theirs.
@@ -54,6 +55,7 @@ def export(figures: Figures) -> None:
     counter("draft_tokens", lambda: figures.draft_tokens, "Tokens in the proposals sent")
     counter("superseded", lambda: figures.superseded, "Wants that a newer commit replaced")
     counter("failed", lambda: figures.failed, "Sessions that made the drafter fail")
+    counter("malformed_features", lambda: figures.malformed_features, "Malformed features")
     counter("batches", lambda: figures.batches, "Calls of the drafter")
     counter("batched_sessions", lambda: figures.batched_sessions, "Sessions in those calls")
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from opentelemetry.trace import Span
 
-from draft_worker.features import hidden_of
 from draft_worker.figures import Figures
+from draft_worker.malformed import FeatureShape, fault_of
 from outrider import logs, telemetry
 from outrider.drafting.base import Drafter, DraftLaw, DraftRequest
 from outrider.errors import (
@@ -69,8 +69,18 @@ class Scheduler:
     Both return events with the stream that each is for.
     """
 
-    def __init__(self, drafter: Drafter, figures: Figures, *, max_sessions: int) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        figures: Figures,
+        *,
+        max_sessions: int,
+    ) -> None:
         self._drafter = drafter
+        self._reads = reads = drafter.reads
+        self._feature_shape = (
+            None if reads is None else FeatureShape(frozenset({reads.layer}), reads.size)
+        )
         self._figures = figures
         self._max_sessions = max_sessions
         self._sessions: dict[Key, _Session] = {}
@@ -82,8 +92,7 @@ class Scheduler:
 
     @property
     def _feature_layers(self) -> tuple[int, ...]:
-        reads = self._drafter.reads
-        return () if reads is None else (reads.layer,)
+        return () if self._reads is None else (self._reads.layer,)
 
     @property
     def has_wants(self) -> bool:
@@ -107,7 +116,7 @@ class Scheduler:
                 case OpenDraft():
                     self._open(key, command)
                 case CommitDraft():
-                    self._commit(key, command)
+                    self._commit(key, self._without_malformed(command))
                 case CloseDraft():
                     self._check_epoch(key, command.epoch)
                     self._end(key)
@@ -171,11 +180,11 @@ class Scheduler:
                 f"session {command.session_id!r} is not open here at epoch {command.epoch}; "
                 "open it again from its tokens"
             )
-        reads = self._drafter.reads
-        hidden = hidden_of(command, reads)
+        reads, tokens = self._reads, len(command.token_ids)
+        features = dict(command.features or ())
+        hidden = features.get(reads.layer) if reads is not None and tokens else None
         self._drafter.commit(_drafter_id(key), command.base_len, command.token_ids, hidden)
         if reads is not None:
-            tokens = len(command.token_ids)
             self._figures.commits(tokens, tokens if hidden is not None else 0)
         session.base_len += len(command.token_ids)
         previous = self._wants.get(key)
@@ -188,6 +197,15 @@ class Scheduler:
             self._wants[key] = want
         else:
             self._wants.pop(key, None)
+
+    def _without_malformed(self, command: CommitDraft) -> CommitDraft:
+        """The commit, without its features if something is wrong with them."""
+        fault = fault_of(command, self._feature_shape)
+        if not fault:
+            return command
+        self._figures.malformed_features += 1
+        self._log.debug("malformed features", session_id=command.session_id, fault=fault)
+        return replace(command, features=())
 
     def _check_epoch(self, key: Key, epoch: int) -> None:
         session = self._sessions.get(key)

@@ -315,13 +315,13 @@ class CommitDraft(SessionMessage):
 
     Of a tree `draft_len` is the depth.
     `features` maps a layer to hidden states of shape [len(token_ids), hidden]: those that each
-    token was made of.
+    token was made of; None where they came and could not be read.
     """
 
     base_len: int
     token_ids: tuple[int, ...]
     draft_len: int
-    features: tuple[tuple[int, Tensor], ...] = ()
+    features: tuple[tuple[int, Tensor], ...] | None = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

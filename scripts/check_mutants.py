@@ -34,6 +34,7 @@ MODULES = {
     "coupled": ("test_coupled.py", "test_processors.py"),
     "proposal": ("test_proposal.py",),
     "noise": ("test_noise.py",),
+    "gumbel_max": ("test_gumbel_max.py",),
     "processors": ("test_processors.py",),
     "rows": ("test_rows.py",),
     "seeds": ("test_seeds.py",),
@@ -73,6 +74,15 @@ EQUIVALENT = {
     ("coupled", "logits.shape[1])", "logits.shape[0])"): "only how much is done at once",
     ("coupled", "amax(-1)", "amax(1)"): "the last of two dimensions",
     ("coupled", "shape[-1]", "shape[1]"): "the last of two dimensions",
+    ("coupled", "special and gumbel", "special or gumbel"): "of no rows all are drawn",
+    ("gumbel_max", "nogil=True", "nogil=False"): "only who may run meanwhile",
+    ("gumbel_max", "cache=True", "cache=False"): "only when it is compiled",
+    ("gumbel_max", "found = 0", "found = 1"): "the flags decide",
+    ("gumbel_max", "found += passes", "found -= passes"): "any number but 0",
+    ("gumbel_max", "least <= ", "least < "): "a bound that leaves room",
+    ("gumbel_max", "total > best", "total >= best"): "of two equals torch decides",
+    ("gumbel_max", "total > second", "total >= second"): "it is the same number then",
+    ("gumbel_max", "second > _CLOSE", "second >= _CLOSE"): "a limit that leaves room",
     ("logprobs", "log_softmax(-1)", "log_softmax(1)"): "the last of two dimensions",
     ("logprobs", "(ids, values, strict=True)", "(ids, values, strict=False)"): (
         "topk gives as many ids as values"

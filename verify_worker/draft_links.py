@@ -160,7 +160,7 @@ class _Link:
 def _feature_bytes(command: DraftCommand) -> int:
     if not isinstance(command, CommitDraft):
         return 0
-    return sum(len(tensor.data) for _, tensor in command.features)
+    return sum(len(tensor.data) for _, tensor in command.features or ())
 
 
 def _without_features(command: DraftCommand) -> DraftCommand:

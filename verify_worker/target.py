@@ -15,6 +15,7 @@ from outrider.model.paged import PagedModel, block_bytes
 from outrider.model.prefix import kv_fingerprint
 from outrider.model.selfcheck import OwnLogits, check_paged_forward
 from outrider.model.tokenizers import load_tokenizer
+from outrider.sampling import gumbel_max
 from verify_worker.calibration import calibrate, step_times_ms
 from verify_worker.config import Settings
 from verify_worker.cost import CostModel
@@ -108,6 +109,8 @@ def load_target(settings: Settings) -> Target:
     )
     kv = kv_fingerprint(model.fingerprint, dtype, numerics.arithmetic)
     runner = Runner(paged, token_count)
+    if device.type == "cpu":
+        gumbel_max.prepare()
     cost = CostModel()
     if settings.calibrate:
         calibrate(runner, paged.pool, cost, model.context_len)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from outrider.sampling import gumbel_max
 from outrider.sampling.best import best_tokens, finite
 from outrider.sampling.noise import gumbels
 from outrider.sampling.processors import constrained_scores, constrains, warped_scores
@@ -38,7 +39,10 @@ def choose(logits: torch.Tensor, rows: Sequence[Row]) -> Choices:
     """
     values, ids = best_tokens(logits)
     usable = finite(values)
-    for chunk in _chunks(rows, logits.shape[1]):
+    special = [r for r, row in enumerate(rows) if not _is_simply_greedy(row)]
+    if special and gumbel_max.suits(logits):
+        special = _draw_plain(logits, rows, special, values, ids)
+    for chunk in _chunks(rows, special, logits.shape[1]):
         index = torch.tensor(chunk, device=logits.device)
         values, chosen = best_tokens(_scores(logits[index], [rows[r] for r in chunk]))
         ids[index] = chosen
@@ -60,18 +64,23 @@ class Targets:
 
     Greedy rows cost next to nothing: all at once. Noise and processors run over the vocabulary,
     and a verdict looks at few of the rows of a draft, so on a CPU other rows are chosen when
-    they are asked for. On other devices each answer would be waited for: all at once too.
+    they are asked for; but those before any draft, which always are, at once where one pass
+    does it. On other devices each answer would be waited for: all at once too.
     """
 
     def __init__(self, logits: torch.Tensor, rows: Sequence[Row]) -> None:
         self._logits = logits
         self._rows = rows
         self._known: dict[int, int | None] = {}
+        everything = logits.device.type != "cpu"
+        one_pass = gumbel_max.suits(logits)
         self._choose(
             [
                 r
                 for r, row in enumerate(rows)
-                if logits.device.type != "cpu" or not (is_sampled(row) or constrains(row.sampling))
+                if everything
+                or _is_simply_greedy(row)
+                or (one_pass and not row.drafted and gumbel_max.is_plain(row.sampling))
             ]
         )
 
@@ -164,14 +173,34 @@ def _scores(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     return scores
 
 
-def _chunks(rows: Sequence[Row], vocab_size: int) -> Iterator[list[int]]:
-    """The rows that are not simply greedy, some at a time, those with the same noise together."""
+def _draw_plain(
+    logits: torch.Tensor,
+    rows: Sequence[Row],
+    special: Sequence[int],
+    values: torch.Tensor,
+    ids: torch.Tensor,
+) -> list[int]:
+    """Put what is drawn on plain rows into `ids`, and return the special rows that are left.
+
+    `values` and `ids` are the best of each row of logits; where they are not finite nothing can
+    be drawn.
+    """
+    alive = finite(values).tolist()
+    left = [r for r in special if not gumbel_max.is_plain(rows[r].sampling)]
+    wanted = [r for r in special if alive[r] and r not in left]
+    return left + gumbel_max.draw(logits, rows, wanted, values, ids)
+
+
+def _is_simply_greedy(row: Row) -> bool:
+    return not (is_sampled(row) or constrains(row.sampling))
+
+
+def _chunks(rows: Sequence[Row], special: Sequence[int], vocab_size: int) -> Iterator[list[int]]:
+    """The special rows, some at a time, those with the same noise together."""
     most = max(_CHUNK_TOKENS // vocab_size, 1)
-    special = [r for r, row in enumerate(rows) if is_sampled(row) or constrains(row.sampling)]
-    special.sort(key=lambda r: (is_sampled(rows[r]), *_noise_key(rows[r])))
     chunk: list[int] = []
     keys: set[tuple[int, int]] = set()
-    for r in special:
+    for r in sorted(special, key=lambda r: (is_sampled(rows[r]), *_noise_key(rows[r]))):
         key = _noise_key(rows[r])
         too_many = key not in keys and len(keys) == most
         if too_many or len(chunk) == 4 * most:

@@ -10,9 +10,9 @@ from enum import IntEnum
 
 import torch
 
-_GAMMA = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
+GAMMA = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 # The largest double below 1: half a step above the highest 53 bits would round to 1.
 _BELOW_ONE = 1.0 - 2.0**-53
@@ -39,8 +39,8 @@ def _signed(value: int) -> int:
 
 def _mix_int(x: int) -> int:
     """The finaliser on one Python integer."""
-    x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
-    x = ((x ^ (x >> 27)) * _MIX_2) & _MASK
+    x = ((x ^ (x >> 30)) * MIX_1) & _MASK
+    x = ((x ^ (x >> 27)) * MIX_2) & _MASK
     return x ^ (x >> 31)
 
 
@@ -51,21 +51,21 @@ def _shifted(x: torch.Tensor, bits: int, out: torch.Tensor) -> torch.Tensor:
 
 def _mix(x: torch.Tensor, spare: torch.Tensor) -> torch.Tensor:
     """The finaliser on int64 values, in place; `spare` is scratch of the same shape."""
-    x.bitwise_xor_(_shifted(x, 30, spare)).mul_(_signed(_MIX_1))
-    x.bitwise_xor_(_shifted(x, 27, spare)).mul_(_signed(_MIX_2))
+    x.bitwise_xor_(_shifted(x, 30, spare)).mul_(_signed(MIX_1))
+    x.bitwise_xor_(_shifted(x, 27, spare)).mul_(_signed(MIX_2))
     return x.bitwise_xor_(_shifted(x, 31, spare))
 
 
 def key(seed: int, position: int, stream: Stream = Stream.TARGET) -> int:
     """The 64-bit key of one position of one session."""
-    state = _mix_int((seed + _GAMMA) & _MASK)
+    state = _mix_int((seed + GAMMA) & _MASK)
     state = _mix_int((state ^ position) & _MASK)
-    return _mix_int((state + int(stream) * _GAMMA) & _MASK)
+    return _mix_int((state + int(stream) * GAMMA) & _MASK)
 
 
 def uniform(seed: int, position: int, stream: Stream) -> float:
     """One uniform number in (0, 1) with 53 random bits: that of token 0."""
-    bits = _mix_int((key(seed, position, stream) + _GAMMA) & _MASK)
+    bits = _mix_int((key(seed, position, stream) + GAMMA) & _MASK)
     return min(((bits >> 11) + 0.5) * 2.0**-53, _BELOW_ONE)
 
 
@@ -91,7 +91,7 @@ def uniforms(
         for seed, position in zip(seeds, positions, strict=True)
     ]
     counters = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device)
-    counters.mul_(_signed(_GAMMA))
+    counters.mul_(_signed(GAMMA))
     bits = torch.tensor(keys, dtype=torch.int64, device=device)[:, None] + counters
     spare = torch.empty_like(bits)
     top_53 = _shifted(_mix(bits, spare), 11, spare)

@@ -169,15 +169,18 @@ def ending_to_hash(record: SessionRecord) -> Fields:
 
 def figures_to_hash(figures: SpeculationFigures, cached_tokens: int) -> Fields:
     """What a session has counted."""
+    return {"figures": pack_figures(figures, cached_tokens)}
+
+
+def pack_figures(figures: SpeculationFigures, cached_tokens: int) -> str:
+    """What a session has counted, as the field `figures`."""
     counts = (
-        cached_tokens,
-        figures.rounds,
-        figures.drafts,
-        figures.draft_tokens,
-        figures.accepted_tokens,
-        *figures.accepted_per_position,
+        f"{cached_tokens} {figures.rounds} {figures.drafts} {figures.draft_tokens} "
+        f"{figures.accepted_tokens}"
     )
-    return {"figures": " ".join(map(str, counts))}
+    if not figures.accepted_per_position:
+        return counts
+    return " ".join([counts, *map(str, figures.accepted_per_position)])
 
 
 def stored_from_hash(

@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.errors import FencedError, OutriderError, SessionExistsError, UnknownSessionError
 from outrider.messages import FinishReason, TokenLogprobs
 from outrider.session import record_scripts as scripts
 from outrider.session.names import session_keys
-from outrider.session.packing import pack_logprobs, pack_tokens
+from outrider.session.packing import TOKEN_BYTES, pack_logprobs, pack_tokens
 from outrider.session.record import Fields, SessionRecord, SessionState, record_to_hash
-from outrider.session.redis import Script, ScriptCall, Value
+from outrider.session.redis import Script, ScriptCall, ScriptHead, Value
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """How far a session has come in Redis; `length` counts the tokens of the log."""
 
     owner: str
@@ -23,6 +22,12 @@ class Position:
     state: SessionState
     finish_reason: FinishReason | None = None
     draft_worker_id: str = ""
+
+    def grown_to(self, length: int) -> "Position":
+        """The same with a longer log."""
+        return Position(
+            self.owner, self.epoch, length, self.state, self.finish_reason, self.draft_worker_id
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +114,10 @@ class RecordCalls:
             *_words(update.fields),
         )
 
+    def appends(self, session_id: str, *, owner: str, epoch: int) -> ScriptHead:
+        """What all appends have in common while the session is held so; see `append`."""
+        return ScriptHead(scripts.APPEND, session_keys(session_id)[:3], (owner, epoch), more=4)
+
     def position(self, session_id: str) -> ScriptCall:
         """Ask how far a session has come."""
         return _call(scripts.POSITION, session_id)
@@ -128,6 +137,25 @@ class RecordCalls:
         return _call(scripts.PAUSE_ORPHAN, session_id, self.lifetimes.of(SessionState.PAUSED))
 
 
+def append(
+    head: ScriptHead,
+    base_len: int,
+    token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs],
+    figures: str,
+) -> ScriptCall:
+    """Add tokens to the log of a session that is held, and change nothing else but figures.
+
+    `figures` comes of `pack_figures`.
+    """
+    return head.call(
+        b"%d" % (base_len * TOKEN_BYTES),
+        pack_tokens(token_ids),
+        figures.encode(),
+        pack_logprobs(logprobs) if logprobs else b"",
+    )
+
+
 def check_created(session_id: str, reply: Any) -> None:
     """Raise `SessionExistsError` unless the session was written."""
     if reply[0] != b"ok":
@@ -136,27 +164,28 @@ def check_created(session_id: str, reply: Any) -> None:
 
 def check_updated(session_id: str, reply: Any, update: Update) -> None:
     """Raise `UnknownSessionError` or `FencedError` unless the update was carried out."""
-    error = refusal(session_id, reply, update)
+    held = Position(update.owner, update.epoch, update.base_len, update.state)
+    error = refusal(session_id, reply, held)
     if error is not None:
         raise error
 
 
-def refusal(session_id: str, reply: Any, update: Update) -> OutriderError | None:
-    """Why an update was not carried out; None if it was."""
+def refusal(session_id: str, reply: Any, held: Position) -> OutriderError | None:
+    """Why an update or an append to a session as `held` was not carried out; None if it was."""
+    if reply == 1:
+        return None
     verdict, found = (word.decode() for word in reply)
     match verdict:
-        case "ok":
-            return None
         case "unknown":
             return unknown_session(session_id)
         case "epoch":
-            said = f"session {session_id} is at epoch {found}, not {update.epoch}"
+            said = f"session {session_id} is at epoch {found}, not {held.epoch}"
         case "owner":
-            said = f"session {session_id} is run by coordinator {found}, not {update.owner}"
+            said = f"session {session_id} is run by coordinator {found}, not {held.owner}"
         case "base_len":
             said = (
                 f"the log of session {session_id} has {found} tokens; "
-                f"an append at base_len {update.base_len} does not continue it"
+                f"an append at base_len {held.length} does not continue it"
             )
         case _:
             said = f"session {session_id} is {found}; nothing more may be written"

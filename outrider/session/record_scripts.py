@@ -1,10 +1,11 @@
 """The scripts that write session records: each one step of Redis, on the keys of one session.
 
-Every script has the same keys, in the order of `outrider.session.names.session_keys`: the record,
-the token log, the log-probabilities beside it, and the lease. A write to a session that exists
-names the owner and the epoch under which its writer holds it, and an append the length that it
-continues; what does not fit is refused with what was found instead. The replies are lists: a
-verdict and what was found.
+The keys are those of `outrider.session.names.session_keys`, in that order: the record, the token
+log, the log-probabilities beside it, and the lease, which `APPEND` does without. A
+write to a session that exists names the owner and the epoch under which its writer holds it, and
+an append the length that it continues; what does not fit is refused with what was found instead.
+The replies are lists, a verdict and what was found; the two writes that tokens come with reply 1
+when they were carried out.
 """
 
 from outrider.session.redis import Script
@@ -31,54 +32,84 @@ return {'ok', ''}
 """
 )
 
-# ARGV: owner and epoch held, state afterwards, ttl ms (0: times stay as they are), lease ms,
-# base_len, tokens, logprobs, then fields and values. A paused session runs on by this: as long as
-# owner and epoch are the writer's, nobody else has had it.
-UPDATE = Script(
-    """
-local owner, epoch, state = unpack(redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'state'))
-if not epoch then
-  return {'unknown', ''}
-end
+# What a write to a session that exists begins with. ARGV: owner and epoch held.
+_HELD = """
+local call = redis.call
+local owner, epoch, state = unpack(call('HMGET', KEYS[1], 'owner', 'epoch', 'state'))
 if epoch ~= ARGV[2] then
+  if not epoch then
+    return {'unknown', ''}
+  end
   return {'epoch', epoch}
 end
 if owner ~= ARGV[1] then
   return {'owner', owner}
 end
+"""
+
+# ARGV: owner and epoch held, bytes of the log before, tokens, figures, logprobs. The one that is
+# run for every token, so it makes no call that it can do without. A paused session runs on by
+# this: as long as owner and epoch are the writer's, nobody else has had it.
+APPEND = Script(
+    _HELD
+    + """
+if state ~= 'running' then
+  if state == 'finished' then
+    return {'state', state}
+  end
+  call('HSET', KEYS[1], 'state', 'running')
+end
+local length = call('STRLEN', KEYS[2])
+if length ~= tonumber(ARGV[3]) then
+  return {'base_len', tostring(length / 4)}
+end
+call('APPEND', KEYS[2], ARGV[4])
+if ARGV[6] ~= '' then
+  call('APPEND', KEYS[3], ARGV[6])
+end
+call('HSET', KEYS[1], 'figures', ARGV[5])
+return 1
+"""
+)
+
+# ARGV: owner and epoch held, state afterwards, ttl ms (0: times stay as they are), lease ms,
+# base_len, tokens, logprobs, then fields and values. A paused session runs on by this too.
+UPDATE = Script(
+    _HELD
+    + """
 if state == 'finished' then
   if ARGV[3] == 'finished' and ARGV[7] == '' then
-    return {'ok', ''}
+    return 1
   end
   return {'state', state}
 end
 if ARGV[7] ~= '' then
-  local length = redis.call('STRLEN', KEYS[2]) / 4
+  local length = call('STRLEN', KEYS[2]) / 4
   if length ~= tonumber(ARGV[6]) then
     return {'base_len', tostring(length)}
   end
-  redis.call('APPEND', KEYS[2], ARGV[7])
+  call('APPEND', KEYS[2], ARGV[7])
   if ARGV[8] ~= '' then
-    redis.call('APPEND', KEYS[3], ARGV[8])
+    call('APPEND', KEYS[3], ARGV[8])
   end
 end
 if state ~= ARGV[3] then
-  redis.call('HSET', KEYS[1], 'state', ARGV[3])
+  call('HSET', KEYS[1], 'state', ARGV[3])
 end
 if #ARGV > 8 then
-  redis.call('HSET', KEYS[1], unpack(ARGV, 9))
+  call('HSET', KEYS[1], unpack(ARGV, 9))
 end
 if ARGV[4] ~= '0' then
-  redis.call('PEXPIRE', KEYS[1], ARGV[4])
-  redis.call('PEXPIRE', KEYS[2], ARGV[4])
-  redis.call('PEXPIRE', KEYS[3], ARGV[4])
+  call('PEXPIRE', KEYS[1], ARGV[4])
+  call('PEXPIRE', KEYS[2], ARGV[4])
+  call('PEXPIRE', KEYS[3], ARGV[4])
   if ARGV[3] == 'running' then
-    redis.call('SET', KEYS[4], redis.call('HGET', KEYS[1], 'owner'), 'PX', ARGV[5])
+    call('SET', KEYS[4], call('HGET', KEYS[1], 'owner'), 'PX', ARGV[5])
   else
-    redis.call('DEL', KEYS[4])
+    call('DEL', KEYS[4])
   end
 end
-return {'ok', ''}
+return 1
 """
 )
 

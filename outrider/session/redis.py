@@ -4,7 +4,8 @@ Every command has a time limit and none is sent twice: a command that failed may
 have been carried out, or may be only later, and only its caller knows whether it can be said
 again. A command whose caller is cancelled, or is told that Redis does not answer, still runs
 to its end by itself, so that its reply never waits on a connection for the next caller. When
-every connection is in use, commands wait in turn.
+every connection is in use, commands wait in turn. Batches of scripts take turns on a connection of
+their own, which goes with a batch that is cancelled.
 
 After an error that says that the server is gone, or is not the primary any more, no connection
 from before it is used again: the next command connects anew, which asks the name for its address
@@ -17,10 +18,11 @@ import itertools
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import redis.asyncio as redis_asyncio
+from hiredis import pack_command
 from redis import exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -39,31 +41,84 @@ _BETWEEN_ADDRESSES = re.compile(r",\s*(?=(?:redis|rediss|unix)://)")
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Lua script that Redis runs as one step."""
+    """A Lua script that Redis runs as one step; `sha` is the name by which it remembers it."""
 
     source: str
+    sha: str = field(init=False, repr=False, compare=False)
 
-    @property
-    def sha(self) -> str:
-        """The name by which Redis remembers the script."""
-        return hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+    def __post_init__(self) -> None:
+        """Compute the name, once."""
+        sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        object.__setattr__(self, "sha", sha)
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptCall:
-    """A script with its keys and arguments."""
+class ScriptCall(NamedTuple):
+    """A script with its keys and arguments; `packed` is the whole command if it is at hand."""
 
     script: Script
     keys: Sequence[str]
     args: Sequence[Value] = ()
+    packed: bytes = b""
 
 
-@dataclass(slots=True, eq=False)
+class ScriptHead:
+    """A script with keys and first arguments that many calls have in common, packed once.
+
+    `more` arguments follow in each call.
+    """
+
+    def __init__(
+        self, script: Script, keys: Sequence[str], args: Sequence[Value], *, more: int
+    ) -> None:
+        self._script, self._keys, self._args = script, keys, args
+        words = ("EVALSHA", script.sha, len(keys), *keys, *args)
+        _, _, rest = _packed(words).partition(b"\r\n")
+        self._packed = b"*%d\r\n%b" % (len(words) + more, rest)
+
+    def call(self, *more: bytes) -> ScriptCall:
+        """The call with the other arguments."""
+        packed = [self._packed, *[b"$%d\r\n%b\r\n" % (len(word), word) for word in more]]
+        return ScriptCall(self._script, self._keys, (*self._args, *more), b"".join(packed))
+
+
 class _Connections:
-    """A client with its pool, and how many commands are under way on it."""
+    """A client with its pool, a connection for batches of scripts, and how many are at work."""
 
-    client: redis_asyncio.Redis
-    users: int = 0
+    def __init__(self, client: redis_asyncio.Redis) -> None:
+        self.client = client
+        self.users = 0
+        # The pool has none of its limit for it: what takes turns needs no other.
+        make: Callable[[], redis_asyncio.Connection] = client.connection_pool.make_connection
+        self._lane = make()
+        self._turn = asyncio.Lock()
+
+    async def exchange(self, packed: bytes, replies: int) -> list[Any]:
+        """Send commands and read so many replies; an exception where one was refused.
+
+        A pipeline of redis-py is the same and takes several times as long, which counts where
+        tokens wait for it. Whoever is cancelled in here cuts the connection.
+        """
+        found: list[Any] = []
+        async with self._turn:
+            lane = self._lane
+            try:
+                await self.client.connection_pool.ensure_connection(lane)
+                await lane.send_packed_command(packed, check_health=False)
+                while len(found) < replies:
+                    try:
+                        found.append(await lane.read_response())
+                    except exceptions.ResponseError as refused:
+                        found.append(refused)
+            except BaseException:
+                await lane.disconnect(nowait=True)
+                raise
+        return found
+
+    async def close(self) -> None:
+        """Let the batch under way end and close all of them."""
+        async with self._turn:
+            await self._lane.disconnect()
+        await self.client.aclose()
 
 
 class Redis:
@@ -105,20 +160,29 @@ class Redis:
 
         Where Redis refused one of them, its reply is a `RecordsUnavailableError`.
         """
-        replies = await self._finish(lambda client: _run_all(client, calls))
+        held = self._connections
+        held.users += 1
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                replies = await self._use(held, lambda: _run_all(held, calls))
+        except TimeoutError:
+            await self._leave(held)
+            raise self._silent() from None
+        except exceptions.RedisError as error:
+            raise _told(error) from error
         return [_told(reply) if isinstance(reply, Exception) else reply for reply in replies]
 
     async def close(self) -> None:
         """Let the commands under way end and close the connections."""
         if self._running:
             await asyncio.wait(self._running)
-        await self._connections.client.aclose()
+        await self._connections.close()
 
     async def _finish(self, work: Callable[[redis_asyncio.Redis], Awaitable[T]]) -> T:
         """Wait for `work`, which goes on when the waiting ends before it."""
         held = self._connections
         held.users += 1
-        task = asyncio.create_task(self._use(held, work))
+        task = asyncio.create_task(self._use(held, lambda: work(held.client)))
         self._running.add(task)
         task.add_done_callback(self._forget)
         try:
@@ -128,24 +192,28 @@ class Redis:
             # Its connection is not used again, so what it may still answer meets nobody.
             await self._leave(held)
             task.cancel()
-            raise RecordsUnavailableError(
-                f"Redis does not answer within {self._timeout_s:g} s; check --redis-url and "
-                "that the server is up"
-            ) from None
+            raise self._silent() from None
         except exceptions.RedisError as error:
             raise _told(error) from error
+
+    def _silent(self) -> RecordsUnavailableError:
+        return RecordsUnavailableError(
+            f"Redis does not answer within {self._timeout_s:g} s; check --redis-url and "
+            "that the server is up"
+        )
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # nobody may be left to read it
 
-    async def _use(
-        self, held: _Connections, work: Callable[[redis_asyncio.Redis], Awaitable[T]]
-    ) -> T:
-        """Run `work` on the connections, and leave them all if it says that they are bad."""
+    async def _use(self, held: _Connections, work: Callable[[], Awaitable[T]]) -> T:
+        """Run `work` on the connections, and leave them all if it says that they are bad.
+
+        Whoever calls it has counted a user.
+        """
         try:
-            result = await work(held.client)
+            result = await work()
             replies = result if isinstance(result, list) else ()
             if any(isinstance(reply, CONNECT_AGAIN) for reply in replies):
                 await self._leave(held)
@@ -166,7 +234,7 @@ class Redis:
 
     async def _close_unused(self, held: _Connections) -> None:
         if not held.users:
-            await held.client.aclose()
+            await held.close()
 
 
 async def _command(client: redis_asyncio.Redis, *words: Value) -> Any:
@@ -201,23 +269,33 @@ async def _run(client: redis_asyncio.Redis, call: ScriptCall) -> Any:
         return await _command(client, "EVAL", call.script.source, *tail)
 
 
-async def _run_all(client: redis_asyncio.Redis, calls: Sequence[ScriptCall]) -> list[Any]:
+async def _run_all(held: _Connections, calls: Sequence[ScriptCall]) -> list[Any]:
     """The reply to each call; an exception where the script failed."""
-    replies = await _scripts(client, calls)
+    replies = await _scripts(held, calls)
     unknown = [at for at, r in enumerate(replies) if isinstance(r, exceptions.NoScriptError)]
     if unknown:
         # None of these has run.
         sources = {calls[at].script.source for at in unknown}
-        await _pipeline(client, [("SCRIPT", "LOAD", source) for source in sources])
-        again = await _scripts(client, [calls[at] for at in unknown])
+        await _pipeline(held.client, [("SCRIPT", "LOAD", source) for source in sources])
+        again = await _scripts(held, [calls[at] for at in unknown])
         for at, reply in zip(unknown, again, strict=True):
             replies[at] = reply
     return replies
 
 
-async def _scripts(client: redis_asyncio.Redis, calls: Sequence[ScriptCall]) -> list[Any]:
-    commands = [("EVALSHA", c.script.sha, len(c.keys), *c.keys, *c.args) for c in calls]
-    return await _pipeline(client, commands, raise_on_error=False)
+async def _scripts(held: _Connections, calls: Sequence[ScriptCall]) -> list[Any]:
+    if not calls:
+        return []
+    packed = [
+        packed or _packed(("EVALSHA", script.sha, len(keys), *keys, *args))
+        for script, keys, args, packed in calls
+    ]
+    return await held.exchange(b"".join(packed), len(packed))
+
+
+def _packed(words: Sequence[Value]) -> bytes:
+    pack: Callable[..., bytes] = pack_command  # its types know of one word only
+    return pack(tuple(words))
 
 
 def _told(error: Exception) -> RecordsUnavailableError:

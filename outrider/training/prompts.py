@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from outrider.messages import SamplingParams
 from outrider.model.tokenizers import Tokenizer
+from outrider.training.corpus import Example
 from outrider.training.openings import KINDS, Kind
-from outrider.training.writing import Example, Passage, Script
+from outrider.training.writing import Passage, Script
 
 # Stands for a message where a chat template is rendered to find what is around it.
 _MARK = "\x07"
@@ -21,7 +22,7 @@ def answered(
 ) -> Script:
     """The target's greedy answer to a prompt of token ids."""
     written = yield Passage(tuple(prompt), SamplingParams(), max_tokens, stop_ids)
-    return Example(index, (*prompt, *written.token_ids), len(prompt), written.hidden)
+    return Example(index, (*prompt, *written.token_ids), len(prompt), written.hidden.numpy())
 
 
 def invented(
@@ -42,11 +43,12 @@ def invented(
             stop_ids,
         )
         closing = kind.closing if turn == 0 else ""
-        messages.append({"role": "user", "content": opening + _text(tokenizer, asked.token_ids) + closing})
+        message = opening + _text(tokenizer, asked.token_ids) + closing
+        messages.append({"role": "user", "content": message})
         prompt = tokenizer.apply_chat_template(messages)
         answer = yield Passage(tuple(prompt), SamplingParams(), max_tokens, stop_ids)
         messages.append({"role": "assistant", "content": _text(tokenizer, answer.token_ids)})
-    return Example(index, (*prompt, *answer.token_ids), len(prompt), answer.hidden)
+    return Example(index, (*prompt, *answer.token_ids), len(prompt), answer.hidden.numpy())
 
 
 def _sampling(seed: int, index: int, turn: int) -> SamplingParams:
@@ -59,9 +61,7 @@ def _length(kind: Kind, turn: int, chance: random.Random) -> int:
     return chance.randint(max(kind.most_tokens // 3, 8), kind.most_tokens)
 
 
-def _up_to_message(
-    tokenizer: Tokenizer, messages: list[dict[str, str]], opening: str
-) -> list[int]:
+def _up_to_message(tokenizer: Tokenizer, messages: list[dict[str, str]], opening: str) -> list[int]:
     """The conversation, and the beginning of the message that the user goes on with."""
     rendered = tokenizer.render([*messages, {"role": "user", "content": _MARK}])
     return tokenizer.encode_rendered(rendered[: rendered.index(_MARK)] + opening)

@@ -15,6 +15,7 @@ from outrider.model.blocks import BLOCK_TOKENS, BlockTable
 from outrider.model.paged import PagedModel, Segment
 from outrider.sampling.coupled import target_tokens
 from outrider.sampling.rows import Row
+from outrider.training.corpus import Example
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +26,6 @@ class Passage:
     sampling: SamplingParams
     max_tokens: int
     stop_ids: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A text to learn from; its tokens from `prompt_len` on are the target's greedy choice.
-
-    `hidden` float16 [tokens - prompt_len, hidden]: what the target's head made each of them of.
-    """
-
-    index: int
-    token_ids: tuple[int, ...]
-    prompt_len: int
-    hidden: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +53,11 @@ class _Seat:
     def tokens(self) -> list[int]:
         """Everything so far."""
         return [*self.passage.token_ids, *self.written]
+
+    @property
+    def missing(self) -> int:
+        """Tokens without KV."""
+        return len(self.passage.token_ids) + len(self.written) - self.table.kv_len
 
     @property
     def done(self) -> bool:
@@ -108,7 +101,7 @@ class Writer:
         """Run one step; the seats whose passage is whole."""
         budget = self._step_tokens
         taking: list[tuple[_Seat, list[int], bool]] = []
-        for seat in sorted(serving, key=lambda seat: len(seat.passage.token_ids) - seat.table.kv_len):
+        for seat in sorted(serving, key=lambda seat: seat.missing):
             tokens = seat.tokens
             rest = len(tokens) - seat.table.kv_len
             feed = tokens[seat.table.kv_len :][: max(budget, 0)]

@@ -28,7 +28,7 @@ def draft_command_to_pb(value: m.DraftCommand) -> draft_pb2.DraftCommand:
         case m.CommitDraft():
             layers = [
                 types_pb2.LayerFeatures(layer=layer, hidden_states=shared.tensor_to_pb(tensor))
-                for layer, tensor in value.features
+                for layer, tensor in value.features or ()
             ]
             pb.commit.CopyFrom(
                 draft_pb2.CommitDraft(
@@ -62,22 +62,28 @@ def draft_command_from_pb(pb: draft_pb2.DraftCommand) -> m.DraftCommand:
                 corpus=pb.open.corpus,
             )
         case "commit":
-            features = tuple(
-                (entry.layer, shared.tensor_from_pb(entry.hidden_states))
-                for entry in pb.commit.features.layers
-            )
             return m.CommitDraft(
                 session_id=pb.session_id,
                 epoch=pb.epoch,
                 base_len=pb.commit.base_len,
                 token_ids=tuple(pb.commit.token_ids),
                 draft_len=pb.commit.draft_len,
-                features=features,
+                features=_features_from_pb(pb.commit.features),
             )
         case "close":
             return m.CloseDraft(session_id=pb.session_id, epoch=pb.epoch)
         case _:
             raise InvalidRequestError("draft command without a command")
+
+
+def _features_from_pb(pb: types_pb2.Features) -> tuple[tuple[int, m.Tensor], ...] | None:
+    """None where they can't be read: the commit that they come with counts all the same."""
+    try:
+        return tuple(
+            (entry.layer, shared.tensor_from_pb(entry.hidden_states)) for entry in pb.layers
+        )
+    except InvalidRequestError:
+        return None
 
 
 def draft_event_to_pb(value: m.DraftEvent) -> draft_pb2.DraftEvent:

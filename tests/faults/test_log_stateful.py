@@ -258,8 +258,15 @@ def test_every_token_comes_exactly_once(valkey: "redis.Redis") -> None:
 
 # A script of `record_scripts`, a line in it, and what stands there instead.
 MUTANTS = {
-    "append at any epoch": ("UPDATE", "if epoch ~= ARGV[2] then", "if false then"),
-    "append at any length": ("UPDATE", "if length ~= tonumber(ARGV[6]) then", "if false then"),
+    "append at any epoch": ("APPEND", "if epoch ~= ARGV[2] then", "if false then"),
+    "append at any length": ("APPEND", "if length ~= tonumber(ARGV[3]) then", "if false then"),
+    "append after the end": ("APPEND", "if state == 'finished' then", "if false then"),
+    "write at any epoch": ("UPDATE", "if epoch ~= ARGV[2] then", "if false then"),
+    "write tokens at any length": (
+        "UPDATE",
+        "if length ~= tonumber(ARGV[6]) then",
+        "if false then",
+    ),
     "written to after the end": ("UPDATE", "if state == 'finished' then", "if false then"),
     "taken over at the same epoch": (
         "TAKE_OVER",

@@ -43,7 +43,7 @@ class Gate:
     @property
     def sizes(self) -> list[int]:
         """Calls about sessions in each batch."""
-        return [sum(len(call.keys) == 4 for call in batch) for batch in self.batches]
+        return [sum("{" in call.keys[0] for call in batch) for batch in self.batches]
 
     async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         self.batches.append(list(calls))

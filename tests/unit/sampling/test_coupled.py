@@ -153,13 +153,13 @@ def test_targets_are_those_of_all_rows_at_once(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(coupled, "choose", counted)
     targets = Targets(logits, rows)
-    # The greedy ones; the others when they are asked for, once.
-    assert sizes == [4]
+    # The greedy ones and the plain ones before any draft; the others when asked for, once.
+    assert sizes == [6]
     for _ in range(2):
         for r, token in enumerate(expected.token_ids):
             assert targets[r] == (None if r in expected.dead else token)
             assert TargetsFrom(targets, 3)[r - 3] == targets[r]
-    assert sizes == [4, *[1] * 24]
+    assert sizes == [6, *[1] * 22]
 
 
 def test_targets_of_no_rows() -> None:
@@ -193,7 +193,7 @@ def test_so_much_is_done_at_once(
     alone = [Row(SamplingParams(1.0, seed=seed), [1]) for seed in (3, 4)]
     free = Row(SamplingParams(), [1])
     rows = [alone[0], bound, free, *shared, bound, alone[1], bound, *shared, bound, *shared, bound]
-    choose(torch.zeros(len(rows), 300), rows)
+    choose(torch.zeros(len(rows), 300, dtype=torch.float64), rows)
     assert sorted(seen) == sorted(sizes)
 
 
@@ -207,7 +207,7 @@ def test_noise_is_made_once_for_all_siblings(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(coupled, "gumbels", counted)
     sampling = SamplingParams(0.8, seed=1)
     levels = [Row(sampling, [1], [t] * depth) for depth in range(3) for t in range(8)]
-    target_tokens(torch.zeros(24, 300), levels)
+    target_tokens(torch.zeros(24, 300, dtype=torch.float64), levels)
     assert sum(made) == 3
 
 

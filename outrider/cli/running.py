@@ -35,7 +35,9 @@ def check_before_start(settings: StackSettings) -> None:
             check_models(settings.model, settings.draft_model)
         trained = read_draft_config(settings.draft_model)
         if trained is not None:
-            check_target(settings.draft_model, trained, settings.model)
+            warning = check_target(settings.draft_model, trained, settings.model)
+            if warning:
+                click.echo(f"outrider: {warning}", err=True)
 
 
 async def _ping(redis_url: str) -> None:

@@ -56,23 +56,48 @@ def read_draft_config(path: str) -> DraftConfig | None:
     return DraftConfig.of(values, where)
 
 
-def check_target(path: str, draft: DraftConfig, target: str) -> None:
-    """Check that a drafter was trained for this target; without one, that it needs none.
+def check_target(path: str, draft: DraftConfig, target: str) -> str:
+    """Check that a drafter fits a target; without one, that it needs none.
+
+    Returns:
+        What to warn of: the target is not the checkpoint that it was trained for, only one of the
+        same sizes (a fine-tuned one, say). Drafts may be poorer then. Else nothing.
 
     Raises:
-        ConfigError: it is another one, or it is missing.
+        ConfigError: the target is of other sizes, or it is missing.
     """
     if not target:
         if draft.own_embeddings and draft.own_head:
-            return
+            return ""
         raise ConfigError(
             f"{path} reads the embeddings or the head of the target that it was trained for; "
             f"give --target, the directory of {draft.target}"
         )
     found = describe(target)
-    if found.fingerprint != draft.target_fingerprint:
+    hidden, layers = _sizes(target)
+    if (hidden, layers) != (draft.target_hidden, draft.target_layers):
         raise ConfigError(
-            f"{path} was trained for {draft.target} (fingerprint {draft.target_fingerprint}), "
-            f"and the target is {found.name} (fingerprint {found.fingerprint}): use the model "
-            "that it was trained for, or train a drafter for this one"
+            f"{path} was trained for {draft.target}, of {draft.target_layers} layers and a hidden "
+            f"size of {draft.target_hidden}, and the target is {found.name}, of {layers} and "
+            f"{hidden}: use the model that it was trained for, or train a drafter for this one"
         )
+    if found.fingerprint == draft.target_fingerprint:
+        return ""
+    return (
+        f"{path} was trained for {draft.target} (fingerprint {draft.target_fingerprint}), and the "
+        f"target is {found.name} (fingerprint {found.fingerprint}): its drafts may be poorer"
+    )
+
+
+def _sizes(target: str) -> tuple[int, int]:
+    """Hidden size and layers of a transformers directory."""
+    where = Path(target) / "config.json"
+    if not where.is_file():
+        raise ConfigError(
+            f"a drafter that reads the target's embeddings or head needs the target as a "
+            f"transformers directory, and {target} is none"
+        )
+    config = json.loads(where.read_text())
+    text = {**config, **config.get("text_config", {})}
+    hidden = text.get("hidden_size", text.get("n_embd", 0))
+    return int(hidden), int(text.get("num_hidden_layers", text.get("n_layer", 0)))

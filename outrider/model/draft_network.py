@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from outrider import logs
 from outrider.errors import ConfigError
 from outrider.model import attention
 from outrider.model.describe import describe
@@ -87,7 +88,8 @@ def load_draft_network(path: str, target: str) -> DraftNetwork:
     draft = read_draft_config(path)
     if draft is None:
         raise ConfigError(f"{path} is no drafter that was trained for a target")
-    check_target(path, draft, target)
+    if warning := check_target(path, draft, target):
+        logs.get(__name__).warning(warning)
     config = AutoConfig.from_pretrained(path)
     check_supported(config)
     if config.model_type != "llama" or config.tie_word_embeddings:

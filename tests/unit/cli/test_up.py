@@ -1,5 +1,6 @@
 """`outrider up` and `outrider demo` over stand-ins, and what they refuse before they start."""
 
+import json
 import os
 import signal
 import socket
@@ -109,10 +110,9 @@ def test_a_redis_that_answers_is_used(model: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_flags_that_do_not_fit_are_wrong_usage() -> None:
-    assert up("--drafter", "model").exit_code == 2
-    assert up("--drafter", "hybrid").exit_code == 2
+    assert up("--model", "x", "--drafter", "model").exit_code == 2
+    assert up("--model", "x", "--drafter", "hybrid").exit_code == 2
     assert up("--drafter", "suffix", "--draft-model", "x").exit_code == 2
-    assert up("--draft-model", "x").exit_code == 2
     assert up("--drafter", "magic").exit_code == 2
     assert up("--verify-workers", "0").exit_code == 2
     assert up("--numerics", "exact").exit_code == 2
@@ -249,6 +249,9 @@ def test_a_drafter_that_was_trained_for_another_target_is_refused(
 ) -> None:
     other = save_model(tmp_path / "other", seed=9)
     draft = save_draft_network(tmp_path / "draft", other)
+    config = json.loads((draft / "config.json").read_text())
+    config["outrider_draft"]["target_layers"] = 4
+    (draft / "config.json").write_text(json.dumps(config))
     result = up("--model", str(model), "--drafter", "model", "--draft-model", str(draft))
     assert result.exit_code == 1
     assert "trained for other" in result.stderr

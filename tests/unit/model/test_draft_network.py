@@ -112,13 +112,25 @@ def test_weights_are_converted_and_the_embeddings_kept_as_they_are(
 
 def test_another_target_is_refused_with_both_names(target: Path, tmp_path: Path) -> None:
     path = str(save_draft_network(tmp_path / "draft", target))
-    other = str(save_model(tmp_path / "stranger", seed=8))
-    with pytest.raises(ConfigError, match=r"trained for target .* is stranger"):
-        load_draft_network(path, other)
+    stranger = save_model(tmp_path / "stranger", seed=8)
+    config = json.loads((stranger / "config.json").read_text())
+    (stranger / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(ConfigError, match=r"trained for target, of 2 .* is stranger, of 3 and 32"):
+        load_draft_network(path, str(stranger))
     with pytest.raises(ConfigError, match="give --target, the directory of target"):
         load_draft_network(path, "")
     with pytest.raises(ConfigError, match="no drafter that was trained"):
         load_draft_network(str(target), str(target))
+
+
+def test_another_checkpoint_of_the_same_sizes_is_warned_of(target: Path, tmp_path: Path) -> None:
+    path = str(save_draft_network(tmp_path / "draft", target))
+    draft = read_draft_config(path)
+    assert draft is not None
+    assert check_target(path, draft, str(target)) == ""
+    tuned = str(save_model(tmp_path / "tuned", seed=8))
+    assert "drafts may be poorer" in check_target(path, draft, tuned)
+    assert load_draft_network(path, tuned).fuse is not None
 
 
 def test_one_with_tables_of_its_own_needs_no_target(target: Path, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from outrider.model.attention import STEP_ARGUMENT, How
 from outrider.model.flex import AttentionKind
 from outrider.model.paged_attention import PagedAttention, StepAttention
 from outrider.model.pages import KvPages
-from outrider.model.rows import StepRows
+from outrider.model.head import HeadInput, input_arguments
+from outrider.model.rows import StepOutput, StepRows
 
 
 class FastNumerics:
@@ -25,19 +26,26 @@ class FastNumerics:
     def __init__(self, attention: AttentionKind = PagedAttention) -> None:
         self._attention = attention
 
-    def logits(self, module: PreTrainedModel, pages: KvPages, rows: StepRows) -> torch.Tensor:
-        """Run the step: logits [len(rows.wanted), V] in the model's own type."""
+    def run(
+        self,
+        module: PreTrainedModel,
+        pages: KvPages,
+        rows: StepRows,
+        inputs: torch.Tensor | None = None,
+    ) -> StepOutput:
+        """Run the step; see `Numerics`."""
         # At least one row goes through the head: models take a slice of none for all.
         wanted = torch.tensor(rows.wanted or [0], device=pages.device)
-        output = module(
-            input_ids=torch.tensor([rows.token_ids], device=pages.device),
-            position_ids=torch.tensor([rows.positions], device=pages.device),
-            use_cache=False,
-            logits_to_keep=wanted,
-            **{STEP_ARGUMENT: FastStep(pages, self._attention(pages, rows.spans))},
-        )
-        logits: torch.Tensor = output.logits[0, : len(rows.wanted)]
-        return logits
+        with HeadInput(module) as head:
+            output = module(
+                **input_arguments(rows.token_ids, inputs, pages.device),
+                position_ids=torch.tensor([rows.positions], device=pages.device),
+                use_cache=False,
+                logits_to_keep=wanted,
+                **{STEP_ARGUMENT: FastStep(pages, self._attention(pages, rows.spans))},
+            )
+        count = len(rows.wanted)
+        return StepOutput(output.logits[0, :count], head.rows[:count])
 
 
 class FastStep:

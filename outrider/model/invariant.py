@@ -19,9 +19,10 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from outrider.model.attention import STEP_ARGUMENT, How
+from outrider.model.head import HeadInput, input_arguments
 from outrider.model.linears.tiled import LiveRows, tile_linears
 from outrider.model.pages import KvPages, Where
-from outrider.model.rows import Span, StepRows
+from outrider.model.rows import Span, StepOutput, StepRows
 
 
 @dataclass(slots=True)
@@ -41,18 +42,30 @@ class InvariantNumerics:
         head = untyped.get_output_embeddings()
         tile_linears(module, lambda linear: self.head if linear is head else self.body)
 
-    def logits(self, module: PreTrainedModel, pages: KvPages, rows: StepRows) -> torch.Tensor:
-        """Run the step: logits [len(rows.wanted), V] in the model's own type."""
+    def run(
+        self,
+        module: PreTrainedModel,
+        pages: KvPages,
+        rows: StepRows,
+        inputs: torch.Tensor | None = None,
+    ) -> StepOutput:
+        """Run the step; see `Numerics`."""
         results = [
-            self._run(module, pages, rows, begin)
+            self._run(module, pages, rows, begin, inputs)
             for begin in range(0, len(rows.token_ids), self.pass_rows)
         ]
-        return torch.cat(results)
+        logits, hidden = zip(*results, strict=True)
+        return StepOutput(torch.cat(logits), torch.cat(hidden))
 
     def _run(
-        self, module: PreTrainedModel, pages: KvPages, rows: StepRows, begin: int
-    ) -> torch.Tensor:
-        """One pass: the logits wanted of the rows from `begin` on."""
+        self,
+        module: PreTrainedModel,
+        pages: KvPages,
+        rows: StepRows,
+        begin: int,
+        inputs: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One pass: logits and hidden states wanted of the rows from `begin` on."""
         end = min(begin + self.pass_rows, len(rows.token_ids))
         wanted = [row - begin for row in rows.wanted if begin <= row < end]
         padding = [0] * (self.pass_rows - (end - begin))
@@ -61,19 +74,21 @@ class InvariantNumerics:
         self.body.padded, self.body.live = self.pass_rows, end - begin
         self.head.padded, self.head.live = len(head_rows), max(len(wanted), 1)
         try:
-            output = module(
-                input_ids=torch.tensor([rows.token_ids[begin:end] + padding], device=pages.device),
-                position_ids=torch.tensor(
-                    [rows.positions[begin:end] + padding], device=pages.device
-                ),
-                use_cache=False,
-                logits_to_keep=torch.tensor(head_rows, device=pages.device),
-                **{STEP_ARGUMENT: InvariantStep(pages, rows.spans, begin, end)},
-            )
+            if inputs is not None:
+                inputs = functional.pad(inputs[begin:end], (0, 0, 0, len(padding)))
+            with HeadInput(module) as head:
+                output = module(
+                    **input_arguments(rows.token_ids[begin:end] + padding, inputs, pages.device),
+                    position_ids=torch.tensor(
+                        [rows.positions[begin:end] + padding], device=pages.device
+                    ),
+                    use_cache=False,
+                    logits_to_keep=torch.tensor(head_rows, device=pages.device),
+                    **{STEP_ARGUMENT: InvariantStep(pages, rows.spans, begin, end)},
+                )
         finally:
             self.body.padded = self.head.padded = 0
-        logits: torch.Tensor = output.logits[0, : len(wanted)]
-        return logits
+        return output.logits[0, : len(wanted)], head.rows[: len(wanted)]
 
 
 @dataclass(frozen=True, slots=True)

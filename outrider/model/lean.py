@@ -19,7 +19,7 @@ from outrider.model.linears.kinds import Linear
 from outrider.model.paged_attention import PagedAttention, StepAttention
 from outrider.model.pages import KvPages
 from outrider.model.parts import Decoder, Layer, Norm
-from outrider.model.rows import StepRows
+from outrider.model.rows import StepOutput, StepRows
 
 # Makes the product of several linear layers that read the same rows, results side by side.
 Fuse = Callable[[Sequence[torch.nn.Linear]], Linear]
@@ -58,10 +58,19 @@ class LeanDecoder:
         self._head = fuse([parts.head])
         self._attention = attention
 
-    def logits(self, module: PreTrainedModel, pages: KvPages, rows: StepRows) -> torch.Tensor:
-        """Run the step: logits [len(rows.wanted), V] in the model's own type."""
+    def run(
+        self,
+        module: PreTrainedModel,
+        pages: KvPages,
+        rows: StepRows,
+        inputs: torch.Tensor | None = None,
+    ) -> StepOutput:
+        """Run the step; see `Numerics`."""
         device = pages.device
-        x = functional.embedding(torch.tensor(rows.token_ids, device=device), self._parts.embed)
+        x = inputs
+        if x is None:
+            ids = torch.tensor(rows.token_ids, device=device)
+            x = functional.embedding(ids, self._parts.embed)
         positions = torch.tensor([rows.positions], device=device)
         cos, sin = (part[0, :, None] for part in self._parts.rotary(x, positions))  # [N, 1, D]
         # The halves of a head swap places, and the first comes back negative.
@@ -75,13 +84,14 @@ class LeanDecoder:
             if index == last:
                 # Only the rows whose logits are wanted go on from the last attention.
                 if wanted is None:
-                    return x.new_empty(0, len(self._parts.embed))
+                    return StepOutput(x.new_empty(0, len(self._parts.embed)), x[:0])
                 if len(wanted) < len(x):
                     x, mixed = x[wanted], mixed[wanted]
             x = layer.out(mixed).add_(x)
             gate, up = layer.gate_up(normalised(x, layer.mlp_norm)).chunk(2, -1)
             x = layer.down(functional.silu(gate).mul_(up)).add_(x)
-        return self._head(normalised(x, self._parts.norm))
+        hidden = normalised(x, self._parts.norm)
+        return StepOutput(self._head(hidden), hidden)
 
     def _attend(
         self,

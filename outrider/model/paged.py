@@ -12,7 +12,7 @@ from outrider.model.blocks import BLOCK_TOKENS, BlockPool, BlockTable
 from outrider.model.fast import FastNumerics
 from outrider.model.loading import LoadedModel
 from outrider.model.pages import KvPages
-from outrider.model.rows import NO_PARENT, Segment, Span, StepRows, flatten
+from outrider.model.rows import NO_PARENT, Segment, Span, StepOutput, StepRows, flatten
 
 __all__ = ["NO_PARENT", "Numerics", "PagedModel", "Segment", "block_bytes", "kv_shapes"]
 
@@ -27,8 +27,18 @@ class Numerics(Protocol):
     arithmetic: ClassVar[str]
     keys_by_block: ClassVar[bool]
 
-    def logits(self, module: PreTrainedModel, pages: KvPages, rows: StepRows) -> torch.Tensor:
-        """Run the step and keep its KV: logits [len(rows.wanted), V] in the model's own type."""
+    def run(
+        self,
+        module: PreTrainedModel,
+        pages: KvPages,
+        rows: StepRows,
+        inputs: torch.Tensor | None = None,
+    ) -> StepOutput:
+        """Run the step and keep its KV.
+
+        `inputs` [N, hidden], if given, go into the first layer in the place of the embeddings of
+        the tokens.
+        """
         ...
 
 
@@ -65,7 +75,15 @@ class PagedModel:
         Raises:
             ValueError: the parents of a segment are no tree.
         """
-        return self._numerics.logits(self._module, self._pages, flatten(segments)).float()
+        return self.step(segments).logits.float()
+
+    @torch.inference_mode()
+    def step(self, segments: Sequence[Segment], inputs: torch.Tensor | None = None) -> StepOutput:
+        """`forward`, with the hidden states that the logits are made of, in the model's type.
+
+        `inputs` [rows, hidden] take the place of the tokens' embeddings.
+        """
+        return self._numerics.run(self._module, self._pages, flatten(segments), inputs)
 
     @torch.inference_mode()
     def keep_path(self, table: BlockTable, rows: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a step: which token sits at which position, and what it may see. Integers only.
+"""The rows of a step: which token sits at which position, what it may see, what comes out.
 
 A sequence's rows continue it as a chain; the last of them may form a tree. A row's *position*
 is its depth in the text, its *index* is where its KV is kept, counted in tokens from the
@@ -9,6 +9,8 @@ so every row keeps its KV at the next index.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+import torch
 
 from outrider.model.blocks import BLOCK_TOKENS, BlockTable
 
@@ -95,6 +97,18 @@ class StepRows:
     positions: list[int]
     spans: list[Span]
     wanted: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step gives for each of its W wanted rows, in the model's own type.
+
+    `logits` [W, V]; `hidden` [W, hidden] is what the head made them of. `hidden` may be a view
+    of a buffer that the next step writes.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
 
 
 def flatten(segments: Sequence[Segment]) -> StepRows:

@@ -73,6 +73,14 @@ class Tokenizer:
         Raises:
             InvalidRequestError: the model has no chat template, or it refuses the messages.
         """
+        return self.encode_rendered(self.render(messages))
+
+    def render(self, messages: list[dict[str, str]]) -> str:
+        """The text of a conversation (`role`, `content`), up to where the model answers.
+
+        Raises:
+            InvalidRequestError: the model has no chat template, or it refuses the messages.
+        """
         if not self.has_chat_template:
             raise InvalidRequestError("the model has no chat template; send a text prompt instead")
         from jinja2 import TemplateError
@@ -83,7 +91,10 @@ class Tokenizer:
             )
         except (TemplateError, ValueError, TypeError) as error:
             raise InvalidRequestError(f"the chat template refuses the messages: {error}") from error
-        # The template writes the special tokens itself.
+        return rendered
+
+    def encode_rendered(self, rendered: str) -> list[int]:
+        """The ids of a text of the chat template, which writes the special tokens itself."""
         ids: list[int] = self.backend.encode(rendered, add_special_tokens=False).ids
         return ids
 

@@ -17,7 +17,7 @@ from outrider.model.compiled.team import Team
 from outrider.model.compiled.vectors import LANES
 from outrider.model.pages import KvPages
 from outrider.model.parts import Decoder, Layer
-from outrider.model.rows import StepRows
+from outrider.model.rows import StepOutput, StepRows
 
 # What becomes of a layer whose weight is laid out anew.
 TakeOut = Callable[[torch.nn.Module], None]
@@ -59,14 +59,21 @@ class CompiledDecoder:
         self._room: dict[str, torch.Tensor] = {}
         self._pages: KvPages | None = None
 
-    def logits(self, module: PreTrainedModel, pages: KvPages, rows: StepRows) -> torch.Tensor:
-        """Run the step: logits [len(rows.wanted), V] in float32."""
+    def run(
+        self,
+        module: PreTrainedModel,
+        pages: KvPages,
+        rows: StepRows,
+        inputs: torch.Tensor | None = None,
+    ) -> StepOutput:
+        """Run the step; see `Numerics`."""
         count, wanted = len(rows.token_ids), len(rows.wanted)
         table = StepTable.of(rows)
         self._make_room(count, max(span.context for span in rows.spans))
         self._use(pages)
         ids, positions = torch.tensor([rows.token_ids, rows.positions]).unbind(0)
-        self._room["x"][:count, : self._hidden] = functional.embedding(ids, self._parts.embed)
+        x = functional.embedding(ids, self._parts.embed) if inputs is None else inputs
+        self._room["x"][:count, : self._hidden] = x
         cos, sin = (
             part[0].contiguous() for part in self._parts.rotary(self._parts.embed, positions[None])
         )
@@ -79,7 +86,8 @@ class CompiledDecoder:
         record["logits"], record["logits_stride"] = logits.data_ptr(), logits.shape[1]
         with record_function("outrider::compiled_step"):
             self._team.run(self._function.address, self._step_address)
-        return logits[:wanted, : self._vocab]
+        hidden = self._room["normed"][:wanted, : self._hidden]
+        return StepOutput(logits[:wanted, : self._vocab], hidden)
 
     def _fill(self, record: Any, layer: Layer, take_out: TakeOut) -> None:
         weights = {

@@ -5,6 +5,7 @@ The only part of the worker that touches the model.
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -17,6 +18,7 @@ from outrider.errors import (
 )
 from outrider.messages import AcceptanceRule
 from outrider.model.paged import PagedModel, Segment
+from outrider.model.tensors import packed
 from outrider.sampling.acceptance import TargetTokens, Verdict, verify_tree
 from outrider.sampling.coupled import Targets, TargetsFrom, processed_scores, unusable_rows
 from outrider.sampling.logprobs import token_logprobs
@@ -59,7 +61,8 @@ class Runner:
             Segment(w.token_ids, w.session.table, len(rows), w.parents)
             for w, rows in zip(work, rows_of, strict=True)
         ]
-        logits = self._model.forward(segments)[:, : self._token_count]
+        output = self._model.step(segments)
+        logits, hidden = output.logits[:, : self._token_count].float(), output.hidden
         rows = [row for of_one in rows_of for row in of_one]
         targets = Targets(logits, rows)
         results: list[Result] = []
@@ -67,7 +70,11 @@ class Runner:
         for w, of_one in zip(work, rows_of, strict=True):
             end = begin + len(of_one)
             own = TargetsFrom(targets, begin)
-            results.append(_decide(w, of_one, logits[begin:end], own) if w.decides else None)
+            result = _decide(w, of_one, logits[begin:end], own) if w.decides else None
+            if w.keeps_hidden and isinstance(result, Decided):
+                # Now: the next step writes where they are.
+                result = replace(result, hidden=packed(hidden[begin:end][_deciding(result)]))
+            results.append(result)
             begin = end
         # In a tree what was accepted lies apart; in a chain it is in its place already.
         self._model.keep_paths(
@@ -127,13 +134,17 @@ def _decide(work: Work, rows: list[Row], logits: torch.Tensor, targets: TargetTo
     options = work.session.logprobs
     if options is None:
         return Decided(verdict)
-    deciding = [0, *(node + 1 for node in verdict.path)]
-    return Decided(
-        verdict,
-        token_logprobs(
-            logits[deciding], [rows[row] for row in deciding], verdict.token_ids, options
-        ),
+    decided = Decided(verdict)
+    deciding = _deciding(decided)
+    logprobs = token_logprobs(
+        logits[deciding], [rows[row] for row in deciding], verdict.token_ids, options
     )
+    return replace(decided, logprobs=logprobs)
+
+
+def _deciding(decided: Decided) -> list[int]:
+    """The row that each of the committed tokens was chosen on."""
+    return [0, *(node + 1 for node in decided.verdict.path)]
 
 
 def _verify_rejection(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from outrider.draft_length import AUTO, parse_draft_length
 from outrider.errors import ConfigError
+from outrider.model.draft_config import read_draft_config
 
 DRAFTERS = ("ngram", "suffix", "model", "early-exit", "hybrid", "none")
 WITH_DRAFT_MODEL = ("model", "hybrid")
@@ -73,12 +74,24 @@ class StackSettings:
             raise ConfigError("at least one verify worker is needed")
 
     @property
-    def model_threads(self) -> int:
-        """Threads of each process that runs a model."""
+    def verify_threads(self) -> int:
+        """Threads of each verify worker; a drafter that was trained for it takes next to none."""
         if self.threads:
             return self.threads
         drafting = self.draft_workers if self.drafter in RUNNING_A_MODEL else 0
+        if self._is_light:
+            drafting = 0
         return max(1, (os.cpu_count() or 1) // (self.verify_workers + drafting))
+
+    @property
+    def draft_threads(self) -> int:
+        """Threads of each draft worker with a model."""
+        return 1 if self._is_light and not self.threads else self.verify_threads
+
+    @property
+    def _is_light(self) -> bool:
+        """Whether the draft model is a few layers that were trained for the target."""
+        return bool(self.draft_model) and read_draft_config(self.draft_model) is not None
 
 
 class Commands:
@@ -112,7 +125,7 @@ class Commands:
         flags = ["--worker-id", worker_id, "--model", settings.model]
         flags += ["--k", settings.k]
         flags += ["--drain-timeout-s", str(settings.drain_s)]
-        flags += ["--threads", str(settings.model_threads), "--kv-memory", KV_MEMORY]
+        flags += ["--threads", str(settings.verify_threads), "--kv-memory", KV_MEMORY]
         if settings.numerics != "fast":
             flags += ["--numerics", settings.numerics]
         return self._service("verify_worker", redis_url, [*flags, *settings.verify_flags])
@@ -126,7 +139,7 @@ class Commands:
             flags += ["--draft-model", settings.draft_model]
         if settings.drafter in RUNNING_A_MODEL:
             flags += ["--target", settings.model]
-            flags += ["--threads", str(settings.model_threads)]
+            flags += ["--threads", str(settings.draft_threads)]
         return self._service("draft_worker", redis_url, [*flags, *settings.draft_flags])
 
     def _service(self, module: str, redis_url: str, flags: list[str]) -> list[str]:

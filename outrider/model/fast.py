@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from outrider.model.attention import STEP_ARGUMENT, How
 from outrider.model.flex import AttentionKind
+from outrider.model.head import HeadInput, input_arguments
 from outrider.model.paged_attention import PagedAttention, StepAttention
 from outrider.model.pages import KvPages
-from outrider.model.head import HeadInput, input_arguments
 from outrider.model.rows import StepOutput, StepRows
 
 

@@ -7,8 +7,9 @@
 A text counts once its line is whole, so that a run can be ended at any time and goes on later.
 """
 
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -42,6 +43,15 @@ class Example:
     def answer(self) -> tuple[int, ...]:
         """The tokens that the target wrote."""
         return self.token_ids[self.prompt_len :]
+
+
+def digest_of(examples: Iterable[Example]) -> str:
+    """SHA-256 of what the texts say, in their order; two trainings can be compared by it."""
+    digest = hashlib.sha256()
+    for example in examples:
+        line = [example.index, example.prompt_len, list(example.token_ids)]
+        digest.update(json.dumps(line).encode())
+    return digest.hexdigest()
 
 
 class Corpus:

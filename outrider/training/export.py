@@ -103,6 +103,8 @@ def write_report(
         "about": about,
         "held_out": {**asdict(held_out), "mean_acceptance_length": held_out.mean_length},
         "looks": history.looks,
+        # So that whoever trains it again can compare.
+        "losses": [round(loss, 6) for loss in history.losses],
         "tokens_seen": history.tokens[-1] if history.tokens else 0,
     }
     (directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
@@ -117,8 +119,9 @@ def write_report(
         f"- Parameters: {about['parameters']:,}, and the target's own embeddings and head, "
         f"cut to {about['head_ids']:,} ids",
         f"- Texts: {about['texts']:,} ({about['text_tokens']:,} tokens of the target's own), "
-        f"{about['source']}; seed {about['seed']}",
-        f"- Steps: {about['steps']:,}, {report['tokens_seen']:,} tokens seen",
+        f"{about['source']}; seed {about['seed']}; SHA-256 {about['texts_sha256']}",
+        f"- Steps: {about['steps']:,}, {report['tokens_seen']:,} tokens seen; threads: "
+        f"{about['threads']}",
         f"- On {about['held_out_texts']} texts held out, greedy, drafts of "
         f"{len(held_out.tried)} tokens: mean acceptance length "
         f"**{held_out.mean_length:.2f}**, accepted by position {positions}",

@@ -18,7 +18,7 @@ from outrider.model.parts import parts_of
 from outrider.model.tokenizers import Tokenizer, load_tokenizer, producible_ids
 from outrider.training import start
 from outrider.training.acceptance import Acceptance
-from outrider.training.corpus import Corpus, Example
+from outrider.training.corpus import Corpus, Example, digest_of
 from outrider.training.export import Target, save, write_report
 from outrider.training.losses import Weights
 from outrider.training.network import DraftNetwork
@@ -26,8 +26,10 @@ from outrider.training.run import Glance, Plan, Run
 from outrider.training.sources import WINDOW, Source, scripts, windows
 from outrider.training.writing import Writer, blocks_needed
 
-# One text in so many is held out.
+# One text in so many is held out; of few texts more.
 _HELD_OUT_SHARE = 40
+_HELD_OUT_SHARE_OF_FEW = 10
+_FEW = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,7 @@ class Order:
     most_prompt: int
     seats: int
     from_target: bool
+    from_draft: Path | None
     config: Path | None
     layers: int
     reads_hidden: bool
@@ -88,13 +91,14 @@ def train(order: Order, stages: Stages) -> Acceptance:
     # The order in which texts end depends on how many are written at once.
     written = sorted(corpus, key=lambda example: example.index)
     examples = [e for e in written if e.index < order.examples and len(e.answer) > 1]
-    held_out = [e for e in examples if e.index % _HELD_OUT_SHARE == 0][: order.held_out]
-    learned = [e for e in examples if e.index % _HELD_OUT_SHARE]
+    share = _HELD_OUT_SHARE_OF_FEW if order.examples < _FEW else _HELD_OUT_SHARE
+    held_out = [e for e in examples if e.index % share == 0][: order.held_out]
+    learned = [e for e in examples if e.index % share]
 
     # Loaded anew: what ran above may have taken the weights out of its modules.
     model = load_model(order.target)
     config: Any = model.module.config.get_text_config()
-    ids = start.frequent_ids(learned, order.head_ids, producible_ids(tokenizer, model.vocab_size))
+    ids = _head_ids(order, learned, producible_ids(tokenizer, model.vocab_size))
     network, norm_weight = _network(order, model, ids, learned)
     target = Target(
         Path(order.target),
@@ -144,8 +148,10 @@ def train(order: Order, stages: Stages) -> Acceptance:
         "texts": len(learned),
         "text_tokens": sum(len(example.answer) for example in learned),
         "source": source.name,
+        "texts_sha256": digest_of(examples),
         "seed": order.seed,
         "steps": order.steps,
+        "threads": torch.get_num_threads(),
         "held_out_texts": len(held_out),
     }
     save(order.out, network, target, ids, trained_with=about)
@@ -229,6 +235,14 @@ def _network(
         start.copy_layers(network, chosen)
         with torch.no_grad():
             network.norm.weight.copy_(norm_weight)
-    if order.reads_hidden:
+    if order.from_draft is not None:
+        start.copy_draft(network, order.from_draft)
+    elif order.reads_hidden:
         start.least_squares(network, learned, norm_weight)
     return network, norm_weight
+
+
+def _head_ids(order: Order, learned: list[Example], producible: int) -> list[int]:
+    if order.from_draft is not None:
+        return start.draft_ids(order.from_draft)
+    return start.frequent_ids(learned, order.head_ids, producible)

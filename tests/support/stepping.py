@@ -25,7 +25,7 @@ from outrider.messages import (
     TokenLogprobs,
 )
 from outrider.model.loading import LoadedModel
-from outrider.model.paged import PagedModel
+from outrider.model.paged import Numerics, PagedModel
 from outrider.sampling.noise import gumbels
 from tests.support.models import EOS, TOKENS
 from verify_worker.runner import Runner
@@ -59,10 +59,16 @@ class Stepper:
     """Messages in, one step at a time, and what came out by session."""
 
     def __init__(
-        self, model: LoadedModel, blocks: int = 60, *, prefix_cache: bool = True, **limits: Any
+        self,
+        model: LoadedModel,
+        blocks: int = 60,
+        *,
+        prefix_cache: bool = True,
+        numerics: Numerics | None = None,
+        **limits: Any,
     ) -> None:
         self.now = 0.0
-        self.paged = PagedModel(model, blocks)
+        self.paged = PagedModel(model, blocks, numerics)
         values = {"context_len": model.context_len, "vocab_size": TOKENS, **limits}
         self.scheduler = Scheduler(
             self.paged.pool, Limits(**values), kv_fingerprint="kv" if prefix_cache else ""

@@ -10,13 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench.turns import Turn
+from outrider.model.draft_config import KEY
 from outrider.model.tokenizers import load_tokenizer, producible_ids
 
 PLAIN, ASSISTED, LOOKUP = "transformers", "assisted", "prompt lookup"
 # Tokens of a looked-up draft, as transformers documents it.
 LOOKUP_TOKENS = 10
-# The part of config.json that a drafter has that was trained for its target.
-_TRAINED = "outrider_draft"
 
 
 def why_not(path: str) -> str:
@@ -24,7 +23,7 @@ def why_not(path: str) -> str:
     config = Path(path) / "config.json"
     if not config.is_file():
         return f"{path} is no directory of transformers"
-    if _TRAINED in json.loads(config.read_text()):
+    if KEY in json.loads(config.read_text()):
         return f"{path} is a drafter that runs with its target only"
     return ""
 

@@ -1,10 +1,11 @@
 """What a proposed token costs, over a plain step of the target, both taken in turns."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
+import torch
 
 from bench.engine import VerifyEngine
 from bench.replay import ask, commit
@@ -16,7 +17,6 @@ from outrider.messages import Draft, SamplingParams
 
 # Tokens that are committed before a proposal: about what comes of a round.
 COMMITTED = 2
-_TARGET = "the target"
 _SESSION = "cost"
 
 
@@ -29,14 +29,14 @@ class Follower:
         self._text = text
         self._held = context
         self._draft_len = draft_len
-        reads = getattr(drafter, "reads", None)
+        reads = drafter.reads
         # What is in them takes no part in how long they take.
         self._hidden = None if reads is None else np.ones((COMMITTED, reads.size), np.float16)
         law = DraftLaw(prompt_len=context, corpus="cost")
         drafter.open(_SESSION, text[:context], SamplingParams(), law)
         ask(drafter, _SESSION, 0)
 
-    def __call__(self, _: int) -> float:
+    def __call__(self) -> float:
         """Commit and ask for a draft; the seconds of both over its length."""
         committed = self._text[self._held : self._held + COMMITTED]
         began = time.perf_counter()
@@ -62,39 +62,52 @@ def text_tokens(context: int, rounds: int, context_len: int) -> int:
     return tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of a plain step of the target, and of a proposed token, by round."""
+
+    step_s: list[float]
+    token_s: list[float]
+
+
 def measure(
     engine: VerifyEngine,
-    drafters: Mapping[str, Drafter],
+    drafter: Drafter,
     text: Sequence[int],
     *,
     context: int,
     draft_len: int,
     rounds: int,
-) -> dict[str, list[float]]:
-    """Seconds of a plain step after `context` tokens, and of a proposed token of each drafter."""
+    target_threads: int,
+    draft_threads: int,
+) -> Cost:
+    """Steps and proposals in turns, after the first `context` tokens of the text."""
     (session,) = engine.decoding([text[:context]], 2)
     step = engine.verification(session, Draft())
-    sides: dict[str, Callable[[int], float]] = {_TARGET: lambda _: step()}
-    for name, drafter in drafters.items():
-        sides[name] = Follower(drafter, text, context, draft_len)
-    taken = alternate(sides, rounds)
+    follower = Follower(drafter, text, context, draft_len)
+
+    def target(_: int) -> float:
+        torch.set_num_threads(target_threads)
+        return step()
+
+    def proposal(_: int) -> float:
+        torch.set_num_threads(draft_threads)
+        return follower()
+
+    taken = alternate({"target": target, "proposal": proposal}, rounds)
     engine.close(session)
-    for drafter in drafters.values():
-        drafter.close(_SESSION)
-    return taken
+    drafter.close(_SESSION)
+    return Cost(taken["target"], taken["proposal"])
 
 
-def report_of(taken: Mapping[str, Sequence[float]], title: str) -> Report:
+def report_of(costs: Mapping[str, Cost], title: str) -> Report:
     """One line a drafter."""
-    steps = taken[_TARGET]
     report = Report(title, ["drafter", "a token, us", "a step of the target, ms", "over it"])
-    for name, seconds in taken.items():
-        if name == _TARGET:
-            continue
+    for name, cost in costs.items():
         spreads = {
-            "token_s": Spread.of(seconds),
-            "step_s": Spread.of(steps),
-            "over_step": ratios(seconds, steps),
+            "token_s": Spread.of(cost.token_s),
+            "step_s": Spread.of(cost.step_s),
+            "over_step": ratios(cost.token_s, cost.step_s),
         }
         shown = [spreads["token_s"].times(1e6), spreads["step_s"].times(1e3), spreads["over_step"]]
         report.rows.append([name, *shown])

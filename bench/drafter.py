@@ -7,13 +7,13 @@ from typing import Any
 
 from bench import draft_cost
 from bench.answers import Said, plain_greedy
-from bench.drafters import build, choices
+from bench.drafters import KINDS, Choice, build, choose_all, stack_settings
 from bench.engine import VerifyEngine
 from bench.lookup import document
 from bench.prompts import encode, load_prompts
 from bench.replay import replay, total
 from bench.report import Bar, Report, progress
-from draft_worker.config import DRAFTERS, NGRAM
+from draft_worker.config import MODEL
 from outrider.cli.models import resolve_model
 from outrider.config import CACHE, setting
 from outrider.drafting.base import Drafter
@@ -33,11 +33,12 @@ class Settings:
     """What to draft for, and with what."""
 
     model: str = setting(EMBEDDED_MODEL, help="The target: a path, or this name.")
-    drafter: tuple[str, ...] = setting((NGRAM,), many=True, choices=DRAFTERS, help="Drafters.")
+    drafter: tuple[str, ...] = setting((MODEL,), many=True, choices=KINDS, help="Drafters.")
     draft_model: tuple[str, ...] = setting(
         (),
         many=True,
-        help="For --drafter model and hybrid; each is taken with each.",
+        help="For --drafter model and hybrid, each of which is taken with each; the embedded model "
+        "has its own.",
     )
     prompts: str | None = setting(None, help="File of JSON lines with category and turns.")
     count: int = setting(240, at_least=1, help="Prompts, taken from the categories in turn.")
@@ -50,12 +51,14 @@ class Settings:
     new_tokens: int = setting(128, at_least=2, help="Most tokens of an answer.")
     draft_len: int = setting(4, at_least=1, help="Draft length k of each round.")
     rounds: int = setting(30, at_least=0, help="Proposals to time; 0 times none.")
-    threads: int = setting(1, at_least=1, help="Threads of target and drafter while timed.")
+    threads: int = setting(
+        0, at_least=0, help="Threads of target and drafter while timed; 0: those of a local stack."
+    )
     cache: str = setting(CACHE, help="Directory for the embedded model and the answers.")
     bar: bool = setting(False, help="Exit with 1 when a bar is not met.")
 
     def __post_init__(self) -> None:
-        choices(self.drafter, self.draft_model)
+        choose_all(self.drafter, self.draft_model, self.model)
         if self.new_tokens >= self.context:
             raise ConfigError("--new-tokens has to leave room for a prompt in --context")
 
@@ -65,8 +68,9 @@ def run(settings: Settings) -> None:
     path = resolve_model(settings.model, settings.cache)
     tokenizer = load_tokenizer(path)
     said = answers(path, tokenizer, settings)
-    chosen = choices(settings.drafter, settings.draft_model)
-    drafters = {choice.name: build(choice, path, settings.threads) for choice in chosen}
+    flags = choose_all(settings.drafter, settings.draft_model, settings.model)
+    choices = [choice.resolved(settings.cache) for choice in flags]
+    drafters = {choice.name: build(choice, path, 0) for choice in choices}
     accepted: dict[str, list[SpeculationFigures]] = {}
     for name, drafter in drafters.items():
         progress(f"{name}: {len(said)} answers")
@@ -78,7 +82,7 @@ def run(settings: Settings) -> None:
     report.bars, bars = [], report.bars
     report.show()
     positions.show()
-    costs = cost_report(path, tokenizer, drafters, settings)
+    costs = cost_report(path, tokenizer, choices, drafters, settings)
     costs.bars = [*bars, *costs.bars]
     costs.figures = {
         "acceptance": report.figures,
@@ -169,24 +173,34 @@ def position_report(accepted: Mapping[str, Sequence[SpeculationFigures]], draft_
 
 
 def cost_report(
-    path: str, tokenizer: Tokenizer, drafters: Mapping[str, Drafter], settings: Settings
+    path: str,
+    tokenizer: Tokenizer,
+    choices: Sequence[Choice],
+    drafters: Mapping[str, Drafter],
+    settings: Settings,
 ) -> Report:
     """What a token of each drafter costs; empty without rounds."""
     title = f"One of {settings.draft_len} proposed tokens after {settings.context}"
     if not settings.rounds:
         return Report(f"{title}: not timed", ["drafter"])
-    progress(f"{settings.rounds} proposals of each")
     engine = VerifyEngine(path, threads=settings.threads)
     tokens = draft_cost.text_tokens(settings.context, settings.rounds, engine.context_len)
-    taken = draft_cost.measure(
-        engine,
-        drafters,
-        document(tokenizer, tokens),
-        context=settings.context,
-        draft_len=settings.draft_len,
-        rounds=settings.rounds,
-    )
-    report = draft_cost.report_of(taken, title)
+    text = document(tokenizer, tokens)
+    costs: dict[str, draft_cost.Cost] = {}
+    for choice in choices:
+        served = stack_settings(choice, path, settings.threads)
+        progress(f"{choice.name}: {settings.rounds} proposals")
+        costs[choice.name] = draft_cost.measure(
+            engine,
+            drafters[choice.name],
+            text,
+            context=settings.context,
+            draft_len=settings.draft_len,
+            rounds=settings.rounds,
+            target_threads=served.verify_threads,
+            draft_threads=served.draft_threads,
+        )
+    report = draft_cost.report_of(costs, title)
     for name, figures in report.figures.items():
         over = figures["over_step"]["median"]
         title = f"{name}: a token costs at most {MOST_COST:g} of a step"

@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from bench.assisted import ASSISTED, LOOKUP, PLAIN, Generation, why_not
-from bench.drafters import RANDOM, WITH_RANDOM, Choice, stack
+from bench.drafters import KINDS, RANDOM, Choice, choose, stack
 from bench.prompts import encode, load_prompts, prompts_of
 from bench.replay import total
 from bench.report import Bar, Report, progress
 from bench.rounds import Spread, turns
 from bench.turns import Compared, Turn, by_category, complete, differences, median_rate
 from draft_worker.config import HYBRID, NGRAM, SUFFIX
-from outrider.cli.models import resolve_model
+from outrider.cli.models import AUTO_DRAFTER, resolve_model
 from outrider.client import AsyncClient
 from outrider.config import CACHE, setting
 from outrider.draft_length import AUTO
@@ -37,9 +37,13 @@ class Settings:
 
     model: str = setting(EMBEDDED_MODEL, help="The target: a path, or this name.")
     drafter: str = setting(
-        NGRAM, choices=WITH_RANDOM, help="The drafter; random proposes ids by chance."
+        AUTO_DRAFTER,
+        choices=(*KINDS, RANDOM),
+        help="The drafter; auto as outrider up takes it, random proposes ids by chance.",
     )
-    draft_model: str = setting("", help="For --drafter model and hybrid.")
+    draft_model: str = setting(
+        "", help="For --drafter model and hybrid; the embedded model has its own."
+    )
     prompts: str | None = setting(None, help="File of JSON lines with category and turns.")
     count: int = setting(240, at_least=1, help="Prompts, taken from the categories in turn.")
     categories: tuple[str, ...] = setting((), many=True, help="Only prompts of these categories.")
@@ -59,9 +63,14 @@ class Settings:
     bar: bool = setting(False, help="Exit with 1 when a bar is not met.")
 
     def __post_init__(self) -> None:
-        Choice(self.drafter, self.draft_model)
+        choose(self.drafter, self.draft_model, self.model)
         if self.new_tokens >= self.context:
             raise ConfigError("--new-tokens has to leave room for a prompt in --context")
+
+    @property
+    def choice(self) -> Choice:
+        """What to draft with."""
+        return choose(self.drafter, self.draft_model, self.model).resolved(self.cache)
 
 
 def run(settings: Settings) -> None:
@@ -92,11 +101,12 @@ def transformers_sides(settings: Settings, path: str) -> Generation | None:
     if reason := why_not(path):
         progress(f"without transformers: {reason}")
         return None
-    assistant = settings.draft_model
+    choice = settings.choice
+    assistant = choice.draft_model
     if assistant and (reason := why_not(assistant)):
         progress(f"without assisted generation: {reason}")
         assistant = ""
-    return Generation(path, assistant, lookup=settings.drafter in _LOOKING_UP)
+    return Generation(path, assistant, lookup=choice.drafter in _LOOKING_UP)
 
 
 async def measure(
@@ -119,10 +129,9 @@ async def measure(
             generation.complete, way, prompt, settings.new_tokens, settings.temperature, seed
         )
 
-    choice = Choice(settings.drafter, settings.draft_model)
     count = len(prompts) - 1
     async with (
-        stack(choice, path, threads=settings.threads) as running,
+        stack(settings.choice, path, threads=settings.threads) as running,
         AsyncClient(running.address) as client,
     ):
         sides = {OFF: through(client, False), AUTO: through(client, AUTO)}
@@ -144,9 +153,8 @@ def report_of(
     results: Mapping[str, Sequence[Turn]], categories: Sequence[str], settings: Settings
 ) -> Report:
     """A line a category, with and without the drafter."""
-    name = Choice(settings.drafter, settings.draft_model).name
     report = Report(
-        f"{name} over no drafts, temperature {settings.temperature:g}",
+        f"{settings.choice.name} over no drafts, temperature {settings.temperature:g}",
         ["category", "prompts", "off, tokens/s", "ratio", "in total", "length", "same texts"],
     )
     sides = {OFF: results[OFF], AUTO: results[AUTO]}

@@ -5,7 +5,6 @@ drafter can be judged on what the target said without any.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,12 +45,10 @@ def commit(
     hidden: npt.NDArray[np.float16] | None,
 ) -> None:
     """Commit tokens, with their hidden states [tokens, hidden] where the drafter reads them."""
-    reading: Any = drafter
-    if hidden is None or getattr(drafter, "reads", None) is None:
-        drafter.commit(session_id, base_len, token_ids)
-        return
-    states = Tensor("float16", hidden.shape, hidden.tobytes())
-    reading.commit(session_id, base_len, token_ids, states)
+    states = None
+    if hidden is not None and drafter.reads is not None:
+        states = Tensor("float16", hidden.shape, hidden.tobytes())
+    drafter.commit(session_id, base_len, token_ids, states)
 
 
 def _session(drafter: Drafter, name: str, said: Said, draft_len: int) -> SpeculationFigures:

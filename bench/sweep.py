@@ -7,13 +7,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.drafters import Choice, stack
+from bench.drafters import KINDS, Choice, choose, stack
 from bench.prompts import encode, load_prompts, prompts_of
 from bench.report import Bar, Report, progress
 from bench.rounds import Spread, ratios, turns
 from bench.turns import Turn, complete, differences
-from draft_worker.config import DRAFTERS, NGRAM
-from outrider.cli.models import resolve_model
+from outrider.cli.models import AUTO_DRAFTER, resolve_model
 from outrider.client import AsyncClient
 from outrider.config import CACHE, setting
 from outrider.draft_length import AUTO
@@ -32,8 +31,12 @@ class Settings:
     """What to ask, how many at once, and of what."""
 
     model: str = setting(EMBEDDED_MODEL, help="The target: a path, or this name.")
-    drafter: str = setting(NGRAM, choices=DRAFTERS, help="The drafter.")
-    draft_model: str = setting("", help="For --drafter model and hybrid.")
+    drafter: str = setting(
+        AUTO_DRAFTER, choices=KINDS, help="The drafter; auto as outrider up takes it."
+    )
+    draft_model: str = setting(
+        "", help="For --drafter model and hybrid; the embedded model has its own."
+    )
     prompts: str | None = setting(None, help="File of JSON lines with category and turns.")
     sessions: tuple[int, ...] = setting(
         (1, 2, 4, 8, 16, 32), many=True, at_least=1, help="Sessions at once."
@@ -52,9 +55,14 @@ class Settings:
     bar: bool = setting(False, help="Exit with 1 when a bar is not met.")
 
     def __post_init__(self) -> None:
-        Choice(self.drafter, self.draft_model)
+        choose(self.drafter, self.draft_model, self.model)
         if self.plot and not Path(self.plot).absolute().parent.is_dir():
             raise ConfigError(f"--plot {self.plot}: there is no such directory")
+
+    @property
+    def choice(self) -> Choice:
+        """What to draft with."""
+        return choose(self.drafter, self.draft_model, self.model).resolved(self.cache)
 
 
 @dataclass(slots=True)
@@ -96,7 +104,7 @@ def run(settings: Settings) -> None:
         prompts = prompts_of(tokenizer, most, settings.prompt_tokens)
     warm = prompts_of(tokenizer, most, min(_WARM_TOKENS, settings.prompt_tokens), first=-most)
     points = asyncio.run(measure(settings, path, prompts, warm))
-    report = report_of(points, Choice(settings.drafter, settings.draft_model).name)
+    report = report_of(points, settings.choice.name)
     if settings.plot:
         draw(Path(settings.plot), points, report.title)
     report.print()
@@ -115,8 +123,7 @@ async def measure(
     """Every way at every number of sessions, in turns; a round's prompts are the same for all."""
     points = []
     compared = ways(settings.lengths)
-    choice = Choice(settings.drafter, settings.draft_model)
-    async with stack(choice, path, threads=settings.threads) as running:
+    async with stack(settings.choice, path, threads=settings.threads) as running:
         for sessions in dict.fromkeys(settings.sessions):
             point = Point(sessions, {way: [] for way in compared}, {way: [] for way in compared})
             for number, way in turns(list(compared), settings.rounds):

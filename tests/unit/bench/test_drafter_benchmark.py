@@ -8,12 +8,15 @@ import pytest
 
 from bench import draft_cost, drafter
 from bench.answers import Said
-from bench.drafters import Choice, choices
+from bench.drafters import RANDOM, choose, choose_all
 from bench.replay import replay
+from outrider.cli.models import LOOKUP
 from outrider.drafting.ngram import NgramDrafter
 from outrider.errors import ConfigError
 from outrider.figures import SpeculationFigures
 from outrider.messages import Tensor
+from outrider.model.embedded import EMBEDDED_MODEL
+from outrider.model.shipped import SHIPPED_DRAFT
 from tests.support.models import perturbed, save_model
 
 
@@ -47,16 +50,20 @@ def test_bars_are_about_all_answers() -> None:
 
 
 def test_a_draft_model_is_taken_with_each_drafter_that_runs_one() -> None:
-    chosen = choices(("ngram", "model", "hybrid"), ("/x/a", "/x/b"))
+    chosen = choose_all(("ngram", "model", "hybrid"), ("/x/a", "/x/b"), "/t")
     names = [choice.name for choice in chosen]
     assert names == ["ngram", "model a", "model b", "hybrid a", "hybrid b"]
     for kinds, draft_models in [(("model",), ()), (("ngram",), ("/x/a",))]:
         with pytest.raises(ConfigError, match="--draft-model"):
-            choices(kinds, draft_models)
+            choose_all(kinds, draft_models, "/t")
     with pytest.raises(ConfigError, match="two drafters"):
-        choices(("model",), ("/x/a", "/y/a"))
+        choose_all(("model",), ("/x/a", "/y/a"), "/t")
     with pytest.raises(ConfigError, match="no use"):
-        Choice("ngram", "/x/a")
+        choose(RANDOM, "/x/a", "/t")
+    # As in `outrider up`: the embedded model has a draft model, others are looked up for.
+    (one,) = choose_all(("auto", "hybrid"), (), EMBEDDED_MODEL)
+    assert one.name == f"hybrid {SHIPPED_DRAFT}"
+    assert [choice.drafter for choice in choose_all(("auto",), (), "/t")] == [LOOKUP]
 
 
 class Reads:
@@ -94,11 +101,11 @@ def test_a_drafter_that_reads_hidden_states_gets_those_of_each_token() -> None:
 def test_a_token_is_a_share_of_a_proposal() -> None:
     reading: Any = Reads(8)
     follower = draft_cost.Follower(reading, [1, 2] * 20, 10, 4)
-    assert 0 < follower(0) < 1
-    follower(1)
+    assert 0 < follower() < 1
+    follower()
     assert [base for base, _, _ in reading.told] == [10, 12]
     assert all(hidden.shape == (2, 8) for _, _, hidden in reading.told)
-    report = draft_cost.report_of({"the target": [1.0, 2.0], "d": [0.5, 0.5]}, "T")
+    report = draft_cost.report_of({"d": draft_cost.Cost([1.0, 2.0], [0.5, 0.5])}, "T")
     assert report.figures["d"]["over_step"]["median"] == 0.375
     with pytest.raises(ConfigError, match="--context"):
         draft_cost.text_tokens(100, 10, 100)

@@ -84,8 +84,9 @@ def test_what_transformers_can_not_run_alone_is_said(target: Path, tmp_path: Pat
 
 def test_flags_that_do_not_fit() -> None:
     wrong: list[dict[str, Any]] = [
-        {"drafter": "model"},
-        {"draft_model": "x"},
+        {"model": "/t", "drafter": "model"},
+        {"drafter": "ngram", "draft_model": "x"},
+        {"drafter": "random", "draft_model": "x"},
         {"new_tokens": 1024},
     ]
     for values in wrong:

@@ -17,6 +17,7 @@ from outrider.figures import SpeculationFigures
 from outrider.messages import Tensor
 from outrider.model.embedded import EMBEDDED_MODEL
 from outrider.model.shipped import SHIPPED_DRAFT
+from tests.support.draft_networks import save_draft_network
 from tests.support.models import perturbed, save_model
 
 
@@ -114,10 +115,11 @@ def test_a_token_is_a_share_of_a_proposal() -> None:
 def test_drafters_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = save_model(tmp_path / "target")
     same = perturbed(target, tmp_path / "same", noise=0.0)
+    trained = save_draft_network(tmp_path / "trained", target)
     settings = drafter.Settings(
         model=str(target),
         drafter=("ngram", "model"),
-        draft_model=(str(same),),
+        draft_model=(str(same), str(trained)),
         count=3,
         context=64,
         new_tokens=10,
@@ -131,6 +133,8 @@ def test_drafters_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str
     accepted = printed["figures"]["acceptance"]["all"]
     assert accepted["answers"] == 3
     assert accepted["model same"]["acceptance_rate"] == 1.0
+    # One of random weights that reads hidden states.
+    assert accepted["model trained"]["draft_tokens_a_round"] > 1
     assert printed["figures"]["by_position"]["model same"][0] == 1.0
     assert printed["figures"]["cost"]["ngram"]["over_step"]["count"] == 2
     assert printed["bars"]["model same: mean acceptance length of 2 at least"]

@@ -40,8 +40,8 @@ def test_bars() -> None:
     assert met(turns(1.0, 1.0, 1.0), least=2.1) == [False, True, True]
     other = [*turns(1.0, 1.0), Turn((9, 9), 1.0)]
     assert met(other) == [True, True, False]
-    results = {OFF: turns(2.0, 2.0), AUTO: turns(2.1, 1.0)}
-    report = report_of(results, ["slow", "quick"], Settings())
+    results = {OFF: turns(2.0, 2.0, 2.0), AUTO: turns(2.1, 2.1, 1.0)}
+    report = report_of(results, ["slow", "slow", "quick"], Settings())
     assert report.bars[1].detail == "slow 0.952x"
     # A random drafter may cost a little, in any category.
     assert met(turns(2.05, 2.05, 2.5), drafter="random") == [True, True]

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench import draft_cost
 from bench.answers import Said, plain_greedy
-from bench.drafters import KINDS, Choice, build, choose_all, stack_settings
+from bench.drafters import KINDS, build, choose_all, stack_settings
 from bench.engine import VerifyEngine
 from bench.lookup import document
 from bench.prompts import encode, load_prompts
@@ -19,6 +19,7 @@ from outrider.config import CACHE, setting
 from outrider.drafting.base import Drafter
 from outrider.errors import ConfigError
 from outrider.figures import SpeculationFigures
+from outrider.local.commands import StackSettings
 from outrider.model.embedded import EMBEDDED_MODEL
 from outrider.model.loading import load_model
 from outrider.model.tokenizers import Tokenizer, load_tokenizer, producible_ids
@@ -70,7 +71,9 @@ def run(settings: Settings) -> None:
     said = answers(path, tokenizer, settings)
     flags = choose_all(settings.drafter, settings.draft_model, settings.model)
     choices = [choice.resolved(settings.cache) for choice in flags]
-    drafters = {choice.name: build(choice, path, 0) for choice in choices}
+    served = {c.name: stack_settings(c, path, settings.threads) for c in choices}
+    # What is measured while they load is measured with the threads that they will have.
+    drafters = {c.name: build(c, path, served[c.name].draft_threads) for c in choices}
     accepted: dict[str, list[SpeculationFigures]] = {}
     for name, drafter in drafters.items():
         progress(f"{name}: {len(said)} answers")
@@ -82,7 +85,7 @@ def run(settings: Settings) -> None:
     report.bars, bars = [], report.bars
     report.show()
     positions.show()
-    costs = cost_report(path, tokenizer, choices, drafters, settings)
+    costs = cost_report(path, tokenizer, served, drafters, settings)
     costs.bars = [*bars, *costs.bars]
     costs.figures = {
         "acceptance": report.figures,
@@ -175,30 +178,29 @@ def position_report(accepted: Mapping[str, Sequence[SpeculationFigures]], draft_
 def cost_report(
     path: str,
     tokenizer: Tokenizer,
-    choices: Sequence[Choice],
+    served: Mapping[str, StackSettings],
     drafters: Mapping[str, Drafter],
     settings: Settings,
 ) -> Report:
-    """What a token of each drafter costs; empty without rounds."""
+    """What a token of each drafter costs, with the threads that it is served with."""
     title = f"One of {settings.draft_len} proposed tokens after {settings.context}"
     if not settings.rounds:
         return Report(f"{title}: not timed", ["drafter"])
-    engine = VerifyEngine(path, threads=settings.threads)
+    engine = VerifyEngine(path, threads=max(stack.verify_threads for stack in served.values()))
     tokens = draft_cost.text_tokens(settings.context, settings.rounds, engine.context_len)
     text = document(tokenizer, tokens)
     costs: dict[str, draft_cost.Cost] = {}
-    for choice in choices:
-        served = stack_settings(choice, path, settings.threads)
-        progress(f"{choice.name}: {settings.rounds} proposals")
-        costs[choice.name] = draft_cost.measure(
+    for name, drafter in drafters.items():
+        progress(f"{name}: {settings.rounds} proposals")
+        costs[name] = draft_cost.measure(
             engine,
-            drafters[choice.name],
+            drafter,
             text,
             context=settings.context,
             draft_len=settings.draft_len,
             rounds=settings.rounds,
-            target_threads=served.verify_threads,
-            draft_threads=served.draft_threads,
+            target_threads=served[name].verify_threads,
+            draft_threads=served[name].draft_threads,
         )
     report = draft_cost.report_of(costs, title)
     for name, figures in report.figures.items():

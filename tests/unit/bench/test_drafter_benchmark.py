@@ -124,6 +124,7 @@ def test_drafters_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str
         context=64,
         new_tokens=10,
         rounds=2,
+        threads=1,
         cache=str(tmp_path / "cache"),
         bar=True,
     )

@@ -73,7 +73,7 @@ def run(settings: Settings) -> None:
     choices = [choice.resolved(settings.cache) for choice in flags]
     served = {c.name: stack_settings(c, path, settings.threads) for c in choices}
     # What is measured while they load is measured with the threads that they will have.
-    drafters = {c.name: build(c, path, served[c.name].draft_threads) for c in choices}
+    drafters = {c.name: build(c, path, served[c.name].model_threads) for c in choices}
     accepted: dict[str, list[SpeculationFigures]] = {}
     for name, drafter in drafters.items():
         progress(f"{name}: {len(said)} answers")
@@ -186,7 +186,7 @@ def cost_report(
     title = f"One of {settings.draft_len} proposed tokens after {settings.context}"
     if not settings.rounds:
         return Report(f"{title}: not timed", ["drafter"])
-    engine = VerifyEngine(path, threads=max(stack.verify_threads for stack in served.values()))
+    engine = VerifyEngine(path, threads=max(stack.model_threads for stack in served.values()))
     tokens = draft_cost.text_tokens(settings.context, settings.rounds, engine.context_len)
     text = document(tokenizer, tokens)
     costs: dict[str, draft_cost.Cost] = {}
@@ -199,8 +199,8 @@ def cost_report(
             context=settings.context,
             draft_len=settings.draft_len,
             rounds=settings.rounds,
-            target_threads=served[name].verify_threads,
-            draft_threads=served[name].draft_threads,
+            target_threads=served[name].model_threads,
+            draft_threads=served[name].model_threads,
         )
     report = draft_cost.report_of(costs, title)
     for name, figures in report.figures.items():

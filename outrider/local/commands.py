@@ -74,19 +74,18 @@ class StackSettings:
             raise ConfigError("at least one verify worker is needed")
 
     @property
-    def verify_threads(self) -> int:
-        """Threads of each verify worker; a drafter that was trained for it takes next to none."""
+    def model_threads(self) -> int:
+        """Threads of each process that runs a model.
+
+        A drafter that was trained for its target works for a fraction of a step, so the two take
+        turns on all cores.
+        """
         if self.threads:
             return self.threads
         drafting = self.draft_workers if self.drafter in RUNNING_A_MODEL else 0
         if self._is_light:
             drafting = 0
         return max(1, (os.cpu_count() or 1) // (self.verify_workers + drafting))
-
-    @property
-    def draft_threads(self) -> int:
-        """Threads of each draft worker with a model."""
-        return 1 if self._is_light and not self.threads else self.verify_threads
 
     @property
     def _is_light(self) -> bool:
@@ -125,7 +124,7 @@ class Commands:
         flags = ["--worker-id", worker_id, "--model", settings.model]
         flags += ["--k", settings.k]
         flags += ["--drain-timeout-s", str(settings.drain_s)]
-        flags += ["--threads", str(settings.verify_threads), "--kv-memory", KV_MEMORY]
+        flags += ["--threads", str(settings.model_threads), "--kv-memory", KV_MEMORY]
         if settings.numerics != "fast":
             flags += ["--numerics", settings.numerics]
         return self._service("verify_worker", redis_url, [*flags, *settings.verify_flags])
@@ -139,7 +138,7 @@ class Commands:
             flags += ["--draft-model", settings.draft_model]
         if settings.drafter in RUNNING_A_MODEL:
             flags += ["--target", settings.model]
-            flags += ["--threads", str(settings.draft_threads)]
+            flags += ["--threads", str(settings.model_threads)]
         return self._service("draft_worker", redis_url, [*flags, *settings.draft_flags])
 
     def _service(self, module: str, redis_url: str, flags: list[str]) -> list[str]:

@@ -39,13 +39,13 @@ def test_cores_are_shared_by_the_processes_that_run_a_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 12)
-    assert StackSettings(model="m").verify_threads == 12
+    assert StackSettings(model="m").model_threads == 12
     pair = StackSettings(
         model="m", drafter="model", draft_model="d", draft_workers=2, verify_workers=2
     )
-    assert pair.verify_threads == 3
-    assert StackSettings(model="m", verify_workers=50).verify_threads == 1
-    assert StackSettings(model="m", threads=5, verify_workers=50).verify_threads == 5
+    assert pair.model_threads == 3
+    assert StackSettings(model="m", verify_workers=50).model_threads == 1
+    assert StackSettings(model="m", threads=5, verify_workers=50).model_threads == 5
 
 
 def flags(command: list[str]) -> dict[str, str]:
@@ -148,7 +148,6 @@ def test_a_drafter_that_was_trained_for_its_target_leaves_it_the_cores(
     monkeypatch.setattr("os.cpu_count", lambda: 12)
     trained = save_draft_network(tmp_path / "draft", save_model(tmp_path / "target"))
     settings = StackSettings(model="m", drafter="hybrid", draft_model=str(trained))
-    assert (settings.verify_threads, settings.draft_threads) == (12, 1)
-    assert replace(settings, threads=3).draft_threads == 3
-    other = replace(settings, draft_model=str(tmp_path / "target"))
-    assert (other.verify_threads, other.draft_threads) == (6, 6)
+    assert settings.model_threads == 12
+    assert replace(settings, threads=3).model_threads == 3
+    assert replace(settings, draft_model=str(tmp_path / "target")).model_threads == 6

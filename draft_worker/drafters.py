@@ -69,6 +69,7 @@ def _suffix(settings: Settings) -> SuffixDrafter:
 def _draft_model(settings: Settings) -> ChosenDrafter:
     from outrider.drafting.draft_model import PlainDraftModel
     from outrider.drafting.trained import TrainedDraftModel
+    from outrider.model.compiled.draft_chains import DraftChains
     from outrider.model.draft_config import check_target, read_draft_config
     from outrider.model.draft_network import load_draft_network
     from outrider.model.loading import load_model
@@ -82,14 +83,16 @@ def _draft_model(settings: Settings) -> ChosenDrafter:
     pair = check_models(settings.target, settings.draft_model) if settings.target else None
     tokenizer = pair.drafter if pair else load_tokenizer(settings.draft_model)
     make: Callable[..., DraftModel]
-    if trained is not None:
-        network = load_draft_network(settings.draft_model, settings.target)
-        model, make = network.model, partial(TrainedDraftModel, network)
-    else:
-        model = load_model(settings.draft_model)
-        make = partial(PlainDraftModel, model)
+    network = load_draft_network(settings.draft_model, settings.target) if trained else None
+    model = network.model if network else load_model(settings.draft_model)
     own = producible_ids(tokenizer, model.vocab_size)
     token_count = min(own, pair.producible) if pair else own
+    if network:
+        # Before the weights are laid out anew.
+        chains = DraftChains.of(network, token_count)
+        make = partial(TrainedDraftModel, network, chains=chains)
+    else:
+        make = partial(PlainDraftModel, model)
     # A tokenizer that differs only in ids that never come out counts as the target's own.
     fingerprint = (pair.target if pair else tokenizer).fingerprint
     return _running(settings, model, partial(make, token_count=token_count), fingerprint)

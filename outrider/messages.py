@@ -309,6 +309,21 @@ class OpenDraft(SessionMessage):
     corpus: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a draft is charged, in committed tokens: for each token in it, for a second of work.
+
+    A drafter that knows how likely its tokens are makes a tree of those that are worth it;
+    without a price it drafts as far as it was asked to.
+    """
+
+    row: float = 0.0
+    second: float = 0.0
+
+
+FREE = Price()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitDraft(SessionMessage):
     """The target committed `token_ids` after `base_len`; propose `draft_len` tokens after them.
@@ -322,6 +337,7 @@ class CommitDraft(SessionMessage):
     token_ids: tuple[int, ...]
     draft_len: int
     features: tuple[tuple[int, Tensor], ...] | None = ()
+    price: Price = FREE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

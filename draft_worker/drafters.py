@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 from draft_worker import config
 from draft_worker.config import Settings
-from outrider.drafting.base import Drafter
+from outrider.drafting.base import Drafter, DraftRequest
 from outrider.drafting.hybrid import HybridDrafter
 from outrider.drafting.ngram import NgramDrafter
 from outrider.drafting.suffix import SuffixDrafter
 from outrider.errors import ConfigError
+from outrider.messages import SamplingParams
 from outrider.memory import format_bytes, parse_bytes
+
+# Proposals that are made before the first session comes, and the tokens before and in them.
+_WARM_UPS, _WARM_UP_TOKENS = 3, 4
 
 if TYPE_CHECKING:
     from outrider.drafting.draft_model import DraftModel
@@ -142,4 +146,14 @@ def _running(
     )
     if model.module.device.type == "cpu":
         gumbel_max.prepare()
+    _warm_up(drafter)
     return ChosenDrafter(drafter, model.fingerprint, tokenizer_fingerprint, model.context_len)
+
+
+def _warm_up(drafter: Drafter) -> None:
+    """Draft a little, so that the first session does not wait for what is done only once."""
+    name = "warm-up"
+    drafter.open(name, range(_WARM_UP_TOKENS), SamplingParams())
+    for _ in range(_WARM_UPS):
+        drafter.propose([DraftRequest(name, _WARM_UP_TOKENS)])
+    drafter.close(name)

@@ -25,6 +25,8 @@ class DraftWorker:
     record: draft_length.Record = field(default_factory=draft_length.Record)
     token_s: float = 0.0
     reads_hidden: bool = False
+    # Whether the next one that is asked for without hope is waited for.
+    look_waits: bool = True
     _costs: int = 0
     # The draft length that suits its sessions on the whole, in the batch that it was found for.
     _usual_len: int = 0
@@ -48,6 +50,11 @@ class DraftWorker:
             wait = replace(wait, others=len(others), usual_len=usual_len)
         expected = draft_length.outlook(own, self.record, most)
         return draft_length.choose(expected, stakes.steps_s, wait, least)
+
+    def would_pay(self, own: draft_length.Record, stakes: policy.Stakes, most: int) -> bool:
+        """Whether a session would draft if proposals came at once."""
+        expected = draft_length.outlook(own, self.record, most)
+        return draft_length.choose(expected, stakes.steps_s, lambda _: 0.0).draft_len > 0
 
     def _find_usual_len(self, stakes: policy.Stakes, wait: draft_length.Wait, most: int) -> int:
         """How far a session drafts that is like the sessions here on the whole."""

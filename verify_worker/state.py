@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from outrider.errors import OutriderError
 from outrider.figures import SpeculationFigures
 from outrider.messages import (
+    FREE,
     AcceptanceRule,
     DecodeEvent,
     Draft,
@@ -12,6 +13,7 @@ from outrider.messages import (
     DraftWorkerRef,
     Endings,
     LogprobOptions,
+    Price,
     SamplingParams,
     SpeculationOptions,
     Tensor,
@@ -35,6 +37,9 @@ class Want:
     draft_len: int
     # Until then a step without the session is better than a plain step for it.
     wait_until_s: float
+    price: Price = FREE
+    # Nothing was expected of it.
+    looks: bool = False
 
 
 @dataclass(slots=True)
@@ -45,7 +50,7 @@ class Late:
     draft_len: int
     asked_at_s: float
     sample: Sample
-    token_ids: tuple[int, ...] = ()
+    draft: Draft = NO_DRAFT
 
 
 @dataclass(slots=True)

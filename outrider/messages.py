@@ -6,7 +6,7 @@ epoch     raised at each placement or change of owner; a lower epoch is refused.
 base_len  committed tokens, prompt included, before the message applies.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
@@ -128,16 +128,23 @@ class Draft:
     """What a drafter proposes for one session.
 
     `parents[i]` is the index of the parent of token i, below i; -1 is the last committed
-    token. Empty `parents` means a chain. `q` is empty unless the rule needs it.
+    token. Empty `parents` means a chain. `q` is empty unless the rule needs it. `priced`: what
+    it was charged decided which tokens are in it (see `Price`).
     """
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     q: tuple[SparseDistribution, ...] = ()
+    priced: bool = False
 
     def cut(self, tokens: int) -> "Draft":
         """The first tokens of the draft."""
-        return Draft(self.token_ids[:tokens], self.parents[:tokens], self.q[:tokens])
+        return replace(
+            self,
+            token_ids=self.token_ids[:tokens],
+            parents=self.parents[:tokens],
+            q=self.q[:tokens],
+        )
 
     @property
     def is_chain(self) -> bool:

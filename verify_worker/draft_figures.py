@@ -27,6 +27,7 @@ class DraftWorker:
     reads_hidden: bool = False
     # Whether the next one that is asked for without hope is waited for.
     look_waits: bool = True
+    heeds_price: bool = False
     _costs: int = 0
     # The draft length that suits its sessions on the whole, in the batch that it was found for.
     _usual_len: int = 0
@@ -38,17 +39,23 @@ class DraftWorker:
         stakes: policy.Stakes,
         draft_lens: tuple[int, int],
         others: Sequence[int],
+        heeds_price: bool | None = None,
     ) -> draft_length.Choice:
         """How far a session drafts whose drafts came to `own`.
 
-        `draft_lens` are the fewest and the most tokens.
+        `draft_lens` are the fewest and the most tokens. One whose drafter heeds prices, as far as
+        is known, asks for the most, if it asks at all: how many are worth it is seen there.
         """
         least, most = draft_lens
+        heeds = self.heeds_price if heeds_price is None else heeds_price
         wait = draft_length.Wait(self.latency.usual_s(self.token_s), self.token_s)
         if others and self.token_s:
             usual_len = self._find_usual_len(stakes, wait, most)
             wait = replace(wait, others=len(others), usual_len=usual_len)
         expected = draft_length.outlook(own, self.record, most)
+        if heeds and not least:
+            whole = draft_length.choose(expected, stakes.steps_s, wait, most)
+            return whole if whole.pays else draft_length.choose((), stakes.steps_s, wait)
         return draft_length.choose(expected, stakes.steps_s, wait, least)
 
     def would_pay(self, own: draft_length.Record, stakes: policy.Stakes, most: int) -> bool:

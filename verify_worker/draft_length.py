@@ -183,6 +183,11 @@ class Choice:
         return (self.tokens - 1) * self.plain_s - (self.step_s - self.plain_s)
 
     @property
+    def pays(self) -> bool:
+        """Whether it gives more tokens per second than plain steps."""
+        return self.rate * self.plain_s > 1
+
+    @property
     def price(self) -> Price:
         """What a draft is charged for what it takes: the tokens that would come meanwhile."""
         return Price(self.row_s * self.rate, self.rate)

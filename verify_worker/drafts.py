@@ -138,7 +138,7 @@ class Drafts:
         worker = self.workers[session.drafter.worker_id]
         _fade(session)
         others = self._asking(session.drafter)
-        choice = worker.choose(session.record, stakes, draft_lens, others)
+        choice = worker.choose(session.record, stakes, draft_lens, others, session.heeds_price)
         wait_s = worker.wait_s(choice, others)
         if choice.draft_len and fixed_wait_s:
             wait_s = fixed_wait_s
@@ -298,6 +298,8 @@ class Drafts:
         if fault:
             return self.malformed(worker_id, fault)
         session.reopened = 0
+        if want.price.row:
+            session.heeds_price = worker.heeds_price = proposal.draft.priced
         # An empty draft says that the drafter has nothing: a plain step at once.
         session.draft = proposal.draft if proposal.draft.token_ids else None
         return []

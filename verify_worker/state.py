@@ -90,6 +90,8 @@ class Session:
     recorded_len: int = 0
     resume_at_len: int = 0
     look_at_len: int = 0
+    # Whether its drafter heeds prices; None as long as it has said nothing for this session.
+    heeds_price: bool | None = None
     reopened: int = 0
     figures: SpeculationFigures = field(default_factory=SpeculationFigures)
     # Hashes of the full blocks of its tokens; how much of its prompt did not have to be computed.

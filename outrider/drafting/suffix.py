@@ -233,4 +233,4 @@ def _worthwhile(suggestion: Continuation, price: float) -> Draft:
         if reached < price:
             break
         count += 1
-    return Draft(suggestion.token_ids[:count])
+    return Draft(suggestion.token_ids[:count], priced=price > 0)

@@ -7,7 +7,7 @@ likeliest first, so that whoever has fewer rows leaves out the last ones.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.messages import Draft
 from outrider.model.rows import NO_PARENT
@@ -91,5 +91,5 @@ def _draft(places: Sequence[_Edge], kept: Iterable[int]) -> Draft:
         number[node] = len(token_ids)
         token_ids.append(token)
         parents.append(number[parent])
-    draft = Draft(tuple(token_ids), tuple(parents))
-    return Draft(draft.token_ids) if draft.is_chain else draft
+    draft = Draft(tuple(token_ids), tuple(parents), priced=True)
+    return replace(draft, parents=()) if draft.is_chain else draft

@@ -47,6 +47,7 @@ from outrider.model.tensors import unpacked
 
 # A catch-up this short is an ordinary round, whatever else is being prefilled.
 SHORT_CATCH_UP = 2 * BLOCK_TOKENS
+_UNLIKELY = 2.0
 # What one more call says about what a level costs.
 _LEVEL_SHARE = 1 / 8
 
@@ -289,7 +290,7 @@ class ModelDrafter:
             turn.draft_len,
             session.states_of(len(turn.feed)),
             # What is drafted next comes true about as often as not.
-            worth=2 * worth,
+            worth=_UNLIKELY * worth,
             trust=session.trust,
             temperature=session.sampling.temperature,
             seed=session.sampling.seed,

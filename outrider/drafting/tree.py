@@ -48,38 +48,53 @@ class Guess:
 def join(guesses: Sequence[Guess], least: float, most_nodes: int) -> Draft:
     """The tokens of all guesses that are reached with a chance of `least`, up to `most_nodes`.
 
-    What two guesses say of a place is believed as far as it goes together: where chances add
-    up to more than 1 they are scaled down.
+    Where two guesses agree on a token, it is more often right than either says. Where they differ,
+    what the less certain one says counts as far as the other is wrong.
     """
     places: list[_Edge] = []
-    chances: list[float] = []
-    known: dict[_Edge, int] = {}
-    for guess in guesses:
-        mine: list[int] = []
-        for token, parent, chance in zip(
-            guess.token_ids, guess.parents, guess.chances, strict=True
-        ):
-            edge = (NO_PARENT if parent == NO_PARENT else mine[parent], token)
-            node = known.get(edge)
-            if node is None:
-                node = known[edge] = len(places)
-                places.append(edge)
-                chances.append(chance)
-            else:
-                # Two that agree are more often right than either.
-                chances[node] = 1 - (1 - chances[node]) * (1 - chance)
-            mine.append(node)
-    sums: dict[int, float] = {}
-    for (parent, _), chance in zip(places, chances, strict=True):
-        sums[parent] = sums.get(parent, 0.0) + chance
     reached: list[float] = []
-    for (parent, _), chance in zip(places, chances, strict=True):
-        before = 1.0 if parent == NO_PARENT else reached[parent]
-        reached.append(before * chance / max(sums[parent], 1.0))
-    kept = [node for node, chance in enumerate(reached) if chance >= least]
+    heads = [_children(guess) for guess in guesses]
+    # Places to go on from, each with where every guess has it, and with its chance.
+    open_places = [(NO_PARENT, 1.0, dict.fromkeys(range(len(guesses)), NO_PARENT))]
+    for place, before, where in open_places:
+        for token, (chance, nodes) in _believed(guesses, heads, where).items():
+            if before * chance < least:
+                continue
+            open_places.append((len(places), before * chance, nodes))
+            places.append((place, token))
+            reached.append(before * chance)
     # Of equals the one that came first, which is the parent.
-    kept.sort(key=lambda node: -reached[node])
+    kept = sorted(range(len(places)), key=lambda node: -reached[node])
     return _draft(places, kept[:most_nodes])
+
+
+def _children(guess: Guess) -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(guess.parents):
+        children.setdefault(parent, []).append(node)
+    return children
+
+
+def _believed(
+    guesses: Sequence[Guess], heads: Sequence[dict[int, list[int]]], where: dict[int, int]
+) -> dict[int, tuple[float, dict[int, int]]]:
+    """The tokens that may come at a place: the chance of each, and where each guess has it."""
+    said = [(number, heads[number][node]) for number, node in where.items() if node in heads[number]]
+    said.sort(key=lambda one: -max(guesses[one[0]].chances[node] for node in one[1]))
+    found: dict[int, tuple[float, dict[int, int]]] = {}
+    left = 1.0
+    for number, nodes in said:
+        guess = guesses[number]
+        known = set(found)
+        for node in nodes:
+            token, chance = guess.token_ids[node], guess.chances[node]
+            if token in known:
+                before, others = found[token]
+                found[token] = 1 - (1 - before) * (1 - chance), {**others, number: node}
+            else:
+                found[token] = chance * left, {number: node}
+        left *= 1 - max(guess.chances[node] for node in nodes)
+    return found
 
 
 def _draft(places: Sequence[_Edge], kept: Iterable[int]) -> Draft:

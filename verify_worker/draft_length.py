@@ -174,8 +174,8 @@ class Choice:
     tokens: float
     step_s: float
     plain_s: float
-    rate: float = 0.0
-    row_s: float = 0.0
+    rate: float = field(default=0.0, compare=False)
+    row_s: float = field(default=0.0, compare=False)
 
     @property
     def gain_s(self) -> float:
@@ -234,7 +234,7 @@ def choose(
     step, which waits for nothing, is among the choices.
     """
     plain_s = steps_s[0]
-    tokens, reached, there, rows = 1.0, 1.0, 1.0, 0.0
+    tokens, reached, there, step_s = 1.0, 1.0, 1.0, plain_s
     last = len(steps_s) - 1
     row_s = _row_s(steps_s)
     best_rate = 1 / plain_s
@@ -248,9 +248,9 @@ def choose(
         if index >= least and added < _NEGLIGIBLE:
             break
         tokens += added
-        rows += there * position.width
-        step_s = _step_s(steps_s, rows, row_s)
-        length = index + 1
+        length, width = index + 1, position.width
+        more_s = _step_s(steps_s, length * width, row_s) - _step_s(steps_s, index * width, row_s)
+        step_s += there * more_s
         if length < least:
             continue
         rate = tokens / (wait_s(length) + step_s)
@@ -266,7 +266,7 @@ def _row_s(steps_s: Sequence[float]) -> float:
 
 
 def _step_s(steps_s: Sequence[float], rows: float, row_s: float) -> float:
-    """A step with so many rows more on average, between and beyond those that are known."""
+    """A step with so many rows more, between and beyond those that are known."""
     whole = int(rows)
     if whole >= len(steps_s) - 1:
         return steps_s[-1] + (rows - len(steps_s) + 1) * row_s

@@ -1,7 +1,7 @@
 """The drafter that the settings ask for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,14 +12,15 @@ from outrider.drafting.hybrid import HybridDrafter
 from outrider.drafting.ngram import NgramDrafter
 from outrider.drafting.suffix import SuffixDrafter
 from outrider.errors import ConfigError
-from outrider.messages import SamplingParams
 from outrider.memory import format_bytes, parse_bytes
+from outrider.messages import SamplingParams
 
 # Proposals that are made before the first session comes, and the tokens before and in them.
 _WARM_UPS, _WARM_UP_TOKENS = 3, 4
 
 if TYPE_CHECKING:
     from outrider.drafting.draft_model import DraftModel
+    from outrider.drafting.model import ModelDrafter
     from outrider.model.loading import LoadedModel
 
 
@@ -55,8 +56,7 @@ def build(settings: Settings) -> ChosenDrafter:
         case config.EARLY_EXIT:
             return _early_exit(settings)
         case config.HYBRID:
-            chosen = _draft_model(settings)
-            return replace(chosen, drafter=HybridDrafter(_suffix(settings), chosen.drafter))
+            return _draft_model(settings, partial(HybridDrafter, _suffix(settings)))
         case _:
             return _draft_model(settings)
 
@@ -70,7 +70,10 @@ def _suffix(settings: Settings) -> SuffixDrafter:
 # What follows imports in functions: a draft worker without a model starts without torch.
 
 
-def _draft_model(settings: Settings) -> ChosenDrafter:
+def _draft_model(
+    settings: Settings, around: "Callable[[ModelDrafter], Drafter] | None" = None
+) -> ChosenDrafter:
+    """A drafter with the draft model, `around` which another one may be."""
     from outrider.drafting.draft_model import PlainDraftModel
     from outrider.drafting.trained import TrainedDraftModel
     from outrider.model.compiled.draft_chains import DraftChains
@@ -99,7 +102,8 @@ def _draft_model(settings: Settings) -> ChosenDrafter:
         make = partial(PlainDraftModel, model)
     # A tokenizer that differs only in ids that never come out counts as the target's own.
     fingerprint = (pair.target if pair else tokenizer).fingerprint
-    return _running(settings, model, partial(make, token_count=token_count), fingerprint)
+    make = partial(make, token_count=token_count)
+    return _running(settings, model, make, fingerprint, around)
 
 
 def _early_exit(settings: Settings) -> ChosenDrafter:
@@ -122,6 +126,7 @@ def _running(
     model: "LoadedModel",
     make: "Callable[..., DraftModel]",
     tokenizer_fingerprint: str,
+    around: "Callable[[ModelDrafter], Drafter] | None" = None,
 ) -> ChosenDrafter:
     """A drafter around a model, which `make` gives its `total_blocks` and `numerics`."""
     import torch
@@ -139,13 +144,14 @@ def _running(
             f"--kv-memory {settings.kv_memory} holds no block of "
             f"{format_bytes(block_bytes(model))} of {model.name}; give it more"
         )
-    drafter = ModelDrafter(
+    model_drafter = ModelDrafter(
         make(total_blocks=total_blocks, numerics=choose_numerics(FAST, model)),
         prefill_chunk=settings.prefill_chunk,
         tree_width=settings.tree_width,
     )
     if model.module.device.type == "cpu":
         gumbel_max.prepare()
+    drafter = around(model_drafter) if around else model_drafter
     _warm_up(drafter)
     return ChosenDrafter(drafter, model.fingerprint, tokenizer_fingerprint, model.context_len)
 

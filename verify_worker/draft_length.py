@@ -34,6 +34,8 @@ DRAFTER_HALF_LIFE_DRAFTS = 256.0
 _LEAST, _MOST = 0.001, 0.999
 # Rows of a usual draft, over which a further one is priced.
 _FEW_ROWS = 8
+# What a row costs at least, in tokens: it is never free.
+_LEAST_PRICE = 0.01
 # Further positions that add less than this to the tokens of a round are not looked at.
 _NEGLIGIBLE = 0.01
 
@@ -190,7 +192,7 @@ class Choice:
     @property
     def price(self) -> Price:
         """What a draft is charged for what it takes: the tokens that would come meanwhile."""
-        return Price(self.row_s * self.rate, self.rate)
+        return Price(max(self.row_s * self.rate, _LEAST_PRICE), self.rate)
 
     @property
     def limit_s(self) -> float:

@@ -158,7 +158,7 @@ class Engine:
             if self._drains and not self.scheduler.sessions:
                 self._drains.pop().set_result(None)
 
-    def _tell(self, outputs: Sequence[Output]) -> None:
+    def _tell(self, outputs: list[Output]) -> None:
         if outputs:
             self._spans.observe(outputs)
             self._publish(outputs)

@@ -9,8 +9,8 @@ from outrider.drafting.base import HiddenStates
 from outrider.drafting.draft_model import DraftHead, Fed
 from outrider.model.chains import Chains
 from outrider.model.draft_network import DraftNetwork
-from outrider.model.pages import KvPages
 from outrider.model.paged import Numerics, PagedModel
+from outrider.model.pages import KvPages
 from outrider.model.rows import StepOutput
 
 

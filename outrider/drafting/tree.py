@@ -30,9 +30,7 @@ class Guess:
         return cls(tuple(token_ids), parents, tuple(chances))
 
     @classmethod
-    def levels(
-        cls, tokens: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
-    ) -> "Guess":
+    def levels(cls, tokens: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> "Guess":
         """Several tokens a level, each level after the first token of the one before it."""
         token_ids: list[int] = []
         parents: list[int] = []
@@ -79,7 +77,9 @@ def _believed(
     guesses: Sequence[Guess], heads: Sequence[dict[int, list[int]]], where: dict[int, int]
 ) -> dict[int, tuple[float, dict[int, int]]]:
     """The tokens that may come at a place: the chance of each, and where each guess has it."""
-    said = [(number, heads[number][node]) for number, node in where.items() if node in heads[number]]
+    said = [
+        (number, heads[number][node]) for number, node in where.items() if node in heads[number]
+    ]
     said.sort(key=lambda one: -max(guesses[one[0]].chances[node] for node in one[1]))
     found: dict[int, tuple[float, dict[int, int]]] = {}
     left = 1.0

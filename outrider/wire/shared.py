@@ -164,7 +164,9 @@ def figures_from_pb(pb: types_pb2.SpeculationFigures) -> SpeculationFigures:
 def draft_to_pb(value: m.Draft) -> types_pb2.Draft:
     """To the wire."""
     q = [types_pb2.SparseDistribution(token_ids=d.token_ids, weights=d.weights) for d in value.q]
-    return types_pb2.Draft(token_ids=value.token_ids, parents=value.parents, q=q, priced=value.priced)
+    return types_pb2.Draft(
+        token_ids=value.token_ids, parents=value.parents, q=q, priced=value.priced
+    )
 
 
 def draft_from_pb(pb: types_pb2.Draft) -> m.Draft:

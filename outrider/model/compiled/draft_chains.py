@@ -92,9 +92,7 @@ class DraftChains:
         found = self._room["found"].view(-1, self._levels, WIDTH)[: len(turns)].tolist()
         chances = self._room["chances"].view(-1, self._levels, WIDTH)[: len(turns)].tolist()
         counts = record["levels"].tolist()
-        return [
-            Levels(found[i][:count], chances[i][:count]) for i, count in enumerate(counts)
-        ]
+        return [Levels(found[i][:count], chances[i][:count]) for i, count in enumerate(counts)]
 
     # --- what it works with ---------------------------------------------------------------
 
@@ -112,8 +110,9 @@ class DraftChains:
             for name, linears in weights.items():
                 self._keep_product(record, name, [linear.weight for linear in linears])
             if layer.q.bias is not None:
-                biases = [linear.bias for linear in (layer.q, layer.k, layer.v)]
-                record["qkv_bias"] = self._keep(torch.cat(biases))
+                record["qkv_bias"] = self._keep(
+                    torch.cat([linear.bias for linear in (layer.q, layer.k, layer.v)])
+                )
             norms = {"attention_norm": layer.attention_norm, "mlp_norm": layer.mlp_norm}
             if layer.head_norms is not None:
                 norms["q_norm"], norms["k_norm"] = layer.head_norms

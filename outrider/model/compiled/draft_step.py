@@ -18,10 +18,12 @@ from numba import carray, cfunc, njit, types
 
 from outrider.model.compiled import kernels, quantised, step, vectors
 from outrider.model.compiled.kernels import FLOAT_BYTES
+from outrider.model.compiled.quantised import COLUMNS
 from outrider.model.compiled.step import ROW, TILE_ROW_LIMIT, TILE_ROWS, _attend, _place
 from outrider.model.compiled.vectors import pointer
 from outrider.sampling import noise
 
+_p1, _p2, _p3, _p4 = (quantised.make_product(rows) for rows in range(1, 5))
 # Tokens of a level whose chances are told.
 WIDTH = 4
 _LINEARS = ("qkv", "out", "gate", "up", "down")
@@ -124,7 +126,24 @@ def _input(draft, row, token, state):
 
 @njit(error_model="numpy")
 def _product(x, x_stride, rows, weight, scales, length, columns, out, out_stride, add):
-    quantised.multiply(x, x_stride, rows, weight, scales, length, columns, out, out_stride, add)
+    """Rows x [rows, length] times a weight, into `out`, or with `add` to what is there."""
+    for panel in range((columns + COLUMNS - 1) // COLUMNS):
+        weights = weight + panel * length * COLUMNS
+        factors = scales + panel * COLUMNS * FLOAT_BYTES
+        row = 0
+        while row < rows:
+            count = min(rows - row, 4)
+            a = x + row * x_stride * FLOAT_BYTES
+            b = out + (row * out_stride + panel * COLUMNS) * FLOAT_BYTES
+            if count == 1:
+                _p1(a, x_stride, weights, factors, length, b, out_stride, add)
+            elif count == 2:
+                _p2(a, x_stride, weights, factors, length, b, out_stride, add)
+            elif count == 3:
+                _p3(a, x_stride, weights, factors, length, b, out_stride, add)
+            else:
+                _p4(a, x_stride, weights, factors, length, b, out_stride, add)
+            row += count
 
 
 @njit(error_model="numpy")

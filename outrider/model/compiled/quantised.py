@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -20,8 +20,6 @@ from outrider.model.compiled.vectors import LANES
 # Vectors of a panel: enough sums at once that none waits for the one before it.
 _VECTORS = 4
 COLUMNS = _VECTORS * LANES
-# Rows that are summed up together.
-_ROWS = 4
 _FLOAT_BYTES = 4
 _LARGEST = 127
 # How far ahead weights are fetched, in steps of the sum.
@@ -44,7 +42,7 @@ def panels(weights: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]
     return packed.view(-1, COLUMNS, length).transpose(1, 2).contiguous(), scales
 
 
-def _make_product(rows: int) -> Callable[..., None]:
+def make_product(rows: int) -> Callable[..., None]:
     """`rows` rows by one panel.
 
     The function takes (x, x_stride, panel, scales, length, out, out_stride, add); see
@@ -130,9 +128,7 @@ def _make_product(rows: int) -> Callable[..., None]:
             scale = load(scales, constant(v * LANES), _FLOAT_BYTES, vector_type)
             for row in range(rows):
                 place = builder.add(builder.mul(out_stride, constant(row)), constant(v * LANES))
-                before = builder.select(
-                    adds, load(out, place, _FLOAT_BYTES, vector_type), zero
-                )
+                before = builder.select(adds, load(out, place, _FLOAT_BYTES, vector_type), zero)
                 result = fma(sums[row][v], scale, before)
                 builder.store(result, spot(out, place, _FLOAT_BYTES, vector_type)).align = 4
         return context.get_dummy_value()
@@ -153,28 +149,3 @@ def _make_product(rows: int) -> Callable[..., None]:
 
     made: Callable[..., None] = product
     return made
-
-
-_p1, _p2, _p3, _p4 = (_make_product(rows) for rows in range(1, 5))
-
-
-@njit(error_model="numpy")
-def multiply(x, x_stride, rows, weight, scales, length, columns, out, out_stride, add):
-    """Rows x [rows, length] times a weight, into `out`, or with `add` to what is there."""
-    for panel in range((columns + COLUMNS - 1) // COLUMNS):
-        weights = weight + panel * length * COLUMNS
-        factors = scales + panel * COLUMNS * _FLOAT_BYTES
-        row = 0
-        while row < rows:
-            count = min(rows - row, _ROWS)
-            a = x + row * x_stride * _FLOAT_BYTES
-            b = out + (row * out_stride + panel * COLUMNS) * _FLOAT_BYTES
-            if count == 1:
-                _p1(a, x_stride, weights, factors, length, b, out_stride, add)
-            elif count == 2:
-                _p2(a, x_stride, weights, factors, length, b, out_stride, add)
-            elif count == 3:
-                _p3(a, x_stride, weights, factors, length, b, out_stride, add)
-            else:
-                _p4(a, x_stride, weights, factors, length, b, out_stride, add)
-            row += count

@@ -37,19 +37,18 @@ def test_the_less_certain_guess_counts_as_far_as_the_other_is_wrong() -> None:
         assert join(guesses, 0.07, 16) == Draft((1,), priced=True)
 
 
-chances = st.floats(0.01, 1.0)
+# A level is a few tokens with their chances.
 levels = st.lists(
-    st.lists(st.tuples(st.integers(0, 5), chances), min_size=1, max_size=3, unique_by=lambda t: t[0]),
-    max_size=5,
+    st.dictionaries(st.integers(0, 5), st.floats(0.01, 1.0), min_size=1, max_size=3), max_size=5
 )
 
 
 @given(st.lists(levels, max_size=3), st.floats(0, 1), st.integers(0, 12))
 def test_whatever_is_guessed_is_a_tree_whose_beginnings_are_trees(
-    drafted: list[list[list[tuple[int, float]]]], least: float, most: int
+    drafted: list[list[dict[int, float]]], least: float, most: int
 ) -> None:
     guesses = [
-        Guess.levels([[t for t, _ in level] for level in one], [[c for _, c in level] for level in one])
+        Guess.levels([list(level) for level in one], [list(level.values()) for level in one])
         for one in drafted
     ]
     draft = join(guesses, least, most)

@@ -168,14 +168,15 @@ def _odds(chance: float) -> float:
 class Choice:
     """A draft length with what is expected of it: tokens of the round, seconds of its step.
 
-    `plain_s` is what a plain step takes; with `draft_len` 0 it is what the round takes. `rate`
-    are tokens per second, the wait included, and `row_s` is what a row more adds to the step.
+    `plain_s` is what a plain step takes; with `draft_len` 0 it is what the round takes. `wait_s`
+    comes before the step, `rate` are tokens per second of both, and `row_s` is what a row more adds to the step.
     """
 
     draft_len: int
     tokens: float
     step_s: float
     plain_s: float
+    wait_s: float = field(default=0.0, compare=False)
     rate: float = field(default=0.0, compare=False)
     row_s: float = field(default=0.0, compare=False)
 
@@ -188,6 +189,10 @@ class Choice:
     def pays(self) -> bool:
         """Whether it gives more tokens per second than plain steps."""
         return self.rate * self.plain_s > 1
+
+    def pays_for(self, sessions: float) -> bool:
+        """Whether it still does when so many sessions wait for this one's draft."""
+        return self.tokens * self.plain_s > sessions * self.wait_s + self.step_s
 
     @property
     def price(self) -> Price:
@@ -240,7 +245,7 @@ def choose(
     last = len(steps_s) - 1
     row_s = _row_s(steps_s)
     best_rate = 1 / plain_s
-    best = Choice(0, 1.0, plain_s, plain_s, best_rate, row_s)
+    best = Choice(0, 1.0, plain_s, plain_s, 0.0, best_rate, row_s)
     if least:
         best_rate = 0.0
     for index, position in enumerate(expected[:last]):
@@ -255,9 +260,10 @@ def choose(
         step_s += there * more_s
         if length < least:
             continue
-        rate = tokens / (wait_s(length) + step_s)
+        waited_s = wait_s(length)
+        rate = tokens / (waited_s + step_s)
         if rate > best_rate:
-            best, best_rate = Choice(length, tokens, step_s, plain_s, rate, row_s), rate
+            best, best_rate = Choice(length, tokens, step_s, plain_s, waited_s, rate, row_s), rate
     return best
 
 

@@ -124,9 +124,9 @@ class Drafts:
         """Decide how far to draft and how long to wait for it; the tokens to ask for.
 
         `draft_lens` are the fewest and the most. Where no wait pays, one proposal is asked for
-        now and then. Where it would pay if it came at once, it is waited for, as long as a step
-        takes: one that is made beside a step can be much slower. Otherwise it comes too late, and
-        shows what it would have been worth.
+        now and then. A session that is alone, and for which it would pay if it came at once, waits for it, as
+        long as a step takes: one that is made beside a step can be much slower. Otherwise it
+        comes too late, and shows what it would have been worth.
         `fixed_wait_s` above 0 is waited whatever was measured.
         """
         _ask_nothing(session)
@@ -139,7 +139,9 @@ class Drafts:
         _fade(session)
         others = self._asking(session.drafter)
         choice = worker.choose(session.record, stakes, draft_lens, others, session.heeds_price)
-        wait_s = worker.wait_s(choice, others)
+        session.is_willing = choice.draft_len > 0
+        pays = draft_lens[0] > 0 or self._is_shared(choice, stakes)
+        wait_s = worker.wait_s(choice, others) if pays else 0.0
         if choice.draft_len and fixed_wait_s:
             wait_s = fixed_wait_s
         looks = not wait_s
@@ -150,12 +152,21 @@ class Drafts:
             return 0
         if looks:
             session.look_at_len = length + session.patience.pause()
-            if worker.look_waits and worker.would_pay(session.record, stakes, most):
+            alone = stakes.sessions == 1
+            if alone and worker.look_waits and worker.would_pay(session.record, stakes, most):
                 wait_s = stakes.plain_s
         price = FREE if draft_lens[0] else choice.price
         session.want = Want(length, tokens, now_s + wait_s, price, looks=looks)
         session.asked_at_s, session.asked_len = now_s, tokens
         return tokens
+
+    def _is_shared(self, choice: draft_length.Choice, stakes: policy.Stakes) -> bool:
+        """Whether enough of the batch drafts that the wait pays for those, too, that don't.
+
+        A step is held for a draft, or leaves its session behind: somebody waits either way.
+        """
+        willing = sum(session.is_willing for session in self._sessions.values())
+        return choice.pays_for(max(stakes.sessions / max(willing, 1), 1.0))
 
     def _asking(self, drafter: DraftWorkerRef) -> list[int]:
         """How far the sessions draft that ask this draft worker, or just did."""

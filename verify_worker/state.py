@@ -90,6 +90,8 @@ class Session:
     recorded_len: int = 0
     resume_at_len: int = 0
     look_at_len: int = 0
+    # Whether it would draft in a step with others that do too.
+    is_willing: bool = False
     # Whether its drafter heeds prices; None as long as it has said nothing for this session.
     heeds_price: bool | None = None
     reopened: int = 0

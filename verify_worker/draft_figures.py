@@ -7,6 +7,9 @@ from outrider.messages import Draft, Proposal
 from verify_worker import draft_length, policy
 from verify_worker.waiting import Latency, best_wait_s
 
+# Tokens per second over plain steps, if proposals came at once, for which one is waited for to see
+# whether they do.
+WORTH_A_LOOK = 1.1
 # What one more proposal says about what a token costs its drafter.
 TOKEN_SHARE = 1 / 8
 
@@ -59,9 +62,10 @@ class DraftWorker:
         return draft_length.choose(expected, stakes.steps_s, wait, least)
 
     def would_pay(self, own: draft_length.Record, stakes: policy.Stakes, most: int) -> bool:
-        """Whether a session would draft if proposals came at once."""
+        """Whether a session would gain much by drafting if proposals came at once."""
         expected = draft_length.outlook(own, self.record, most)
-        return draft_length.choose(expected, stakes.steps_s, lambda _: 0.0).draft_len > 0
+        choice = draft_length.choose(expected, stakes.steps_s, lambda _: 0.0)
+        return choice.rate * choice.plain_s > WORTH_A_LOOK
 
     def _find_usual_len(self, stakes: policy.Stakes, wait: draft_length.Wait, most: int) -> int:
         """How far a session drafts that is like the sessions here on the whole."""

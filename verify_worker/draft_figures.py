@@ -9,7 +9,7 @@ from verify_worker.waiting import Latency, best_wait_s
 
 # Tokens per second over plain steps, if proposals came at once, for which one is waited for to see
 # whether they do.
-WORTH_A_LOOK = 1.1
+WORTH_A_LOOK = 1.3
 # What one more proposal says about what a token costs its drafter.
 TOKEN_SHARE = 1 / 8
 

@@ -156,7 +156,7 @@ class Drafts:
             if alone and worker.look_waits and worker.would_pay(session.record, stakes, most):
                 wait_s = stakes.plain_s
         price = FREE if draft_lens[0] else choice.price
-        session.want = Want(length, tokens, now_s + wait_s, price, looks=looks)
+        session.want, session.looks = Want(length, tokens, now_s + wait_s, price), looks
         session.asked_at_s, session.asked_len = now_s, tokens
         return tokens
 
@@ -218,7 +218,7 @@ class Drafts:
             worker.punctuality.note_missed(session.asked_at_s, began_s)
             longest = max(self._asking(session.drafter), default=0)
             sample = worker.latency.note(math.inf, longest)
-            if want.looks:
+            if session.looks:
                 # Where waiting shows nothing either, every other one is not waited for.
                 worker.look_waits = not worker.look_waits
             session.late = Late(want.base_len, want.draft_len, session.asked_at_s, sample)
@@ -226,7 +226,8 @@ class Drafts:
             # One that was cut for want of rows or blocks says nothing about what is beyond.
             whole = session.draft is None or len(session.draft.token_ids) == rows
             self._record(session, session.asked_len if whole else levels_of(draft), draft, accepted)
-        if want is None or want.wait_until_s > session.asked_at_s:
+        # The next look is put off already.
+        if not session.looks and (want is None or want.wait_until_s > session.asked_at_s):
             saved_s = stakes.saved_s(accepted, rows) if want is None else 0.0
             longest_wait_s = fixed_wait_s or session.asked_len * stakes.plain_s
             pause = session.patience.note(waited_s, saved_s, longest_wait_s)
@@ -300,7 +301,7 @@ class Drafts:
         if session.asked_at_s is not None:
             seconds = now_s - session.asked_at_s
             longest = max(self._asking(session.drafter), default=0)
-            if want.looks:
+            if session.looks:
                 worker.latency.forget()
             worker.latency.note(seconds, longest)
             worker.note_cost(proposal, seconds, longest)

@@ -38,8 +38,6 @@ class Want:
     # Until then a step without the session is better than a plain step for it.
     wait_until_s: float
     price: Price = FREE
-    # Nothing was expected of it.
-    looks: bool = False
 
 
 @dataclass(slots=True)
@@ -80,6 +78,8 @@ class Session:
     # When the last draft was asked for, of how many tokens, and the one that was missed.
     asked_at_s: float | None = None
     asked_len: int = 0
+    # Whether it was asked for without hope.
+    looks: bool = False
     late: Late | None = None
     # Since when nothing is left to wait for.
     ready_at_s: float = 0.0

@@ -169,7 +169,8 @@ class Choice:
     """A draft length with what is expected of it: tokens of the round, seconds of its step.
 
     `plain_s` is what a plain step takes; with `draft_len` 0 it is what the round takes. `wait_s`
-    comes before the step, `rate` are tokens per second of both, and `row_s` is what a row more adds to the step.
+    comes before the step, `rate` are tokens per second of both, and `row_s` is what a row more
+    adds to the step.
     """
 
     draft_len: int

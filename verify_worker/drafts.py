@@ -124,9 +124,9 @@ class Drafts:
         """Decide how far to draft and how long to wait for it; the tokens to ask for.
 
         `draft_lens` are the fewest and the most. Where no wait pays, one proposal is asked for
-        now and then. A session that is alone, and for which it would pay if it came at once, waits for it, as
-        long as a step takes: one that is made beside a step can be much slower. Otherwise it
-        comes too late, and shows what it would have been worth.
+        now and then. A session that is alone, and for which it would pay if it came at once,
+        waits for it, as long as a step takes: one that is made beside a step can be much slower.
+        Otherwise it comes too late, and shows what it would have been worth.
         `fixed_wait_s` above 0 is waited whatever was measured.
         """
         _ask_nothing(session)

@@ -13,6 +13,7 @@ from outrider.errors import InvalidRequestError
 from outrider.messages import DecodeCommand, DecodeEvent
 from outrider.pb.v1 import verify_pb2, verify_pb2_grpc
 from outrider.session.registry import WorkerRecord
+from outrider.tls import TlsFiles
 
 # A frame holds all commands that wait, up to this size; far below the message limit.
 FRAME_BYTES = 8 * 1024 * 1024
@@ -45,9 +46,14 @@ class DecodeLink:
     """
 
     def __init__(
-        self, worker: WorkerRecord, on_change: Callable[[], None], silence_s: float = 5.0
+        self,
+        worker: WorkerRecord,
+        on_change: Callable[[], None],
+        silence_s: float = 5.0,
+        tls: TlsFiles | None = None,
     ) -> None:
         self.worker = worker
+        self._tls = tls
         self.connected = False
         self.draining = False
         self._silence_s = silence_s
@@ -96,7 +102,7 @@ class DecodeLink:
     async def _run(self) -> None:
         why = ""
         try:
-            async with rpc.open_channel(self.worker.address) as channel:
+            async with rpc.open_channel(self.worker.address, self._tls) as channel:
                 stub = verify_pb2_grpc.VerifyServiceStub(channel)
                 call = stub.Decode()  # type: ignore[call-arg]  # the hints want an iterator
                 await call.wait_for_connection()

@@ -32,6 +32,7 @@ from outrider.errors import (
 from outrider.messages import DraftWorkerRef
 from outrider.session.identity import ModelIdentity
 from outrider.session.registry import Pool, Registry, WorkerRecord
+from outrider.tls import TlsFiles
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class WorkerPool:
         prefixes: PrefixLookup | None = None,
         grace_s: float = 3.0,
         silence_s: float = 5.0,
+        tls: TlsFiles | None = None,
     ) -> None:
         self.reachable = False
         self.links: dict[str, DecodeLink] = {}
@@ -77,6 +79,7 @@ class WorkerPool:
         self._prefixes = prefixes
         self._grace_s = grace_s
         self._silence_s = silence_s
+        self._tls = tls
         self._seen: dict[tuple[Pool, str], _Seen] = {}
         self._changed = asyncio.Event()
         self._log = logs.get(__name__)
@@ -297,7 +300,7 @@ class WorkerPool:
             self._log.info("verify worker started again", worker_id=worker.worker_id)
             await link.close()
         if link is None or link.closed:
-            self.links[worker.worker_id] = DecodeLink(worker, self.wake, self._silence_s)
+            self.links[worker.worker_id] = DecodeLink(worker, self.wake, self._silence_s, self._tls)
             if worker.identity != self._target:
                 self._log.warning(
                     "verify worker gets no new sessions, as it computes otherwise",

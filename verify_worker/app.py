@@ -7,6 +7,7 @@ from typing import Any
 from outrider import logs, rpc, service
 from outrider.errors import InternalError
 from outrider.pb.v1 import verify_pb2, verify_pb2_grpc
+from outrider.service_settings import COORDINATOR_NAME
 from outrider.session.announcing import Announcer
 from outrider.session.prefixes import Holder, PrefixDirectory, keep_published
 from outrider.session.redis import Redis, connect
@@ -63,13 +64,18 @@ class VerifyWorker:
 
         engine = Engine(target.scheduler, target.runner, publish, SessionSpans())
         streams = Streams(lambda: heartbeat(engine, self._identity))
-        links = DraftLinks(engine.post)
-        server = rpc.Server()
+        tls = settings.open_tls(settings.draft_worker_name)
+        links = DraftLinks(engine.post, tls)
+        server = rpc.Server(tls=tls, checks=settings.peer_checks(COORDINATOR_NAME))
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(
             VerifyServicer(self._identity, engine, streams), server.grpc
         )
         metrics.export(target.scheduler, settings.max_draft_len)
-        async with connect(settings.redis_url) as redis:
+        async with connect(
+            settings.redis_url,
+            password_file=settings.redis_password_file,
+            tls=settings.redis_tls(),
+        ) as redis:
             port = await server.start(SERVICE_NAME, settings.host, settings.port)
             address = f"{settings.advertise_host or settings.host}:{port}"
             engine.start()

@@ -1,8 +1,9 @@
 """The workers that are up, as Redis knows them.
 
 Each worker keeps a hash `outrider:worker:<pool>:<id>` alive by heartbeats; a worker that
-says nothing for `ttl_s` is gone. The set `outrider:workers` names the hashes, so that
-nothing scans the keyspace; a name whose hash has expired is dropped by whoever lists.
+says nothing for `ttl_s` is gone. The set `outrider:workers:<pool>` names the hashes, so that
+nothing scans the keyspace; a name whose hash has expired is dropped by whoever lists. Pools have
+sets of their own, so that draft workers can be kept from writing anything about others.
 
 The field `order` of the hash is the only one that others write: it tells the worker to drain, or to
 serve again. It names the incarnation that it is for, so a worker that starts again serves again.
@@ -15,7 +16,6 @@ from outrider import logs
 from outrider.session.identity import ModelIdentity
 from outrider.session.redis import Redis, Script
 
-INDEX_KEY = "outrider:workers"
 HEARTBEATS_PER_TTL = 3
 DRAIN, SERVE = "drain", "serve"
 
@@ -112,7 +112,7 @@ class Registry:
             [
                 ("HSET", key, *fields),
                 ("PEXPIRE", key, int(self.ttl_s * 1000)),
-                ("SADD", INDEX_KEY, key),
+                ("SADD", index_key(record.pool), key),
                 ("HGET", key, "order"),
             ]
         )
@@ -127,25 +127,37 @@ class Registry:
     async def withdraw(self, record: WorkerRecord) -> None:
         """Remove the record, unless a later incarnation of the worker has written its own."""
         key = _key(record.pool, record.worker_id)
-        await self._redis.run(WITHDRAW, [INDEX_KEY, key], [record.incarnation])
+        await self._redis.run(WITHDRAW, [index_key(record.pool), key], [record.incarnation])
 
     async def list_workers(self) -> list[WorkerRecord]:
         """Every worker that is up, by pool and id."""
-        log = logs.get(__name__)
-        names = sorted(name.decode() for name in await self._redis.command("SMEMBERS", INDEX_KEY))
-        replies = await self._redis.batch([("HGETALL", name) for name in names])
+        indexes = await self._redis.batch([("SMEMBERS", index_key(pool)) for pool in Pool])
+        names = [
+            (pool, name)
+            for pool, index in zip(Pool, indexes, strict=True)
+            for name in sorted(word.decode("utf-8", "replace") for word in index)
+            # A draft worker can write what it likes into its set.
+            if name.startswith(_key(pool, ""))
+        ]
+        replies = await self._redis.batch([("HGETALL", name) for _, name in names])
         records = []
-        for name, reply in zip(names, replies, strict=True):
-            fields = _pairs(reply)
-            if not fields:
-                await self._redis.run(PRUNE, [INDEX_KEY, name])
+        for (pool, name), reply in zip(names, replies, strict=True):
+            if not reply:
+                await self._redis.run(PRUNE, [index_key(pool), name])
                 continue
             try:
-                records.append(_from_hash(name, fields))
+                records.append(_from_hash(name, _pairs(reply)))
             except (KeyError, ValueError) as error:
                 # One worker of another version must not hide the rest.
-                log.warning("can't read a worker's record", key=name, error=repr(error))
+                logs.get(__name__).warning(
+                    "can't read a worker's record", key=name, error=repr(error)
+                )
         return records
+
+
+def index_key(pool: Pool) -> str:
+    """The set that names the workers of a pool."""
+    return f"outrider:workers:{pool.value}"
 
 
 def _key(pool: Pool, worker_id: str) -> str:

@@ -11,6 +11,7 @@ serve again. It names the incarnation that it is for, so a worker that starts ag
 
 from dataclasses import dataclass
 from enum import Enum
+from operator import itemgetter
 
 from outrider import logs
 from outrider.session.identity import ModelIdentity
@@ -132,16 +133,17 @@ class Registry:
     async def list_workers(self) -> list[WorkerRecord]:
         """Every worker that is up, by pool and id."""
         indexes = await self._redis.batch([("SMEMBERS", index_key(pool)) for pool in Pool])
-        names = [
-            (pool, name)
+        named = (
+            (word.decode("utf-8", "replace"), pool)
             for pool, index in zip(Pool, indexes, strict=True)
-            for name in sorted(word.decode("utf-8", "replace") for word in index)
-            # A draft worker can write what it likes into its set.
-            if name.startswith(_key(pool, ""))
-        ]
-        replies = await self._redis.batch([("HGETALL", name) for _, name in names])
+            for word in index
+        )
+        # A draft worker can write what it likes into its set.
+        ours = ((name, pool) for name, pool in named if name.startswith(_key(pool, "")))
+        names = sorted(ours, key=itemgetter(0))
+        replies = await self._redis.batch([("HGETALL", name) for name, _ in names])
         records = []
-        for (pool, name), reply in zip(names, replies, strict=True):
+        for (name, pool), reply in zip(names, replies, strict=True):
             if not reply:
                 await self._redis.run(PRUNE, [index_key(pool), name])
                 continue

@@ -19,9 +19,9 @@ from coordinator.services import Services
 from coordinator.sessions import Sessions
 from coordinator.speculation import CurrentPolicy
 from outrider import logs, rpc
+from outrider.callers import CLIENT_NAME
 from outrider.errors import RecordsUnavailableError
 from outrider.pb.v1 import coordinator_pb2, coordinator_pb2_grpc
-from outrider.service_settings import CLIENT_NAME
 from outrider.session.policy import PolicyStore
 from outrider.session.prefixes import PrefixDirectory
 from outrider.session.records import Lifetimes, SessionRecords

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+from outrider.callers import VERIFY_WORKER_NAME
 from outrider.config import setting
 from outrider.errors import ConfigError
 from outrider.logs import LEVELS
-from outrider.service_settings import VERIFY_WORKER_NAME, ServiceSettings
+from outrider.service_settings import ServiceSettings
 
 REQUIRE, NONE = "require", "none"
 

@@ -10,9 +10,9 @@ from draft_worker.drafters import ChosenDrafter, build
 from draft_worker.engine import Engine
 from draft_worker.servicer import DraftServicer
 from outrider import logs, rpc, service
+from outrider.callers import VERIFY_WORKER_NAME
 from outrider.errors import InternalError
 from outrider.pb.v1 import draft_pb2, draft_pb2_grpc
-from outrider.service_settings import VERIFY_WORKER_NAME
 from outrider.session.announcing import Announcer
 from outrider.session.redis import connect
 from outrider.session.registry import Pool, Registry, WorkerRecord

@@ -20,6 +20,11 @@ if TYPE_CHECKING:  # generic for the type checker only
     _Interceptor: TypeAlias = grpc.aio.ServerInterceptor[Any, Any]
 else:
     _Interceptor = grpc.aio.ServerInterceptor
+# The name that the certificate of each part has, which tells its role.
+COORDINATOR_NAME = "coordinator.outrider"
+VERIFY_WORKER_NAME = "verify-worker.outrider"
+DRAFT_WORKER_NAME = "draft-worker.outrider"
+CLIENT_NAME = "client.outrider"
 HEALTH = "/grpc.health.v1.Health/"
 _DNS_AND_URI = ("peer_dns", "peer_uri")
 _MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {

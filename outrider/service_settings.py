@@ -8,12 +8,6 @@ from outrider.errors import ConfigError
 from outrider.session.redis_tls import RedisTls
 from outrider.tls import SYSTEM, Tls, TlsFiles
 
-# Names that certificates of the parts have: those that the role is told from.
-COORDINATOR_NAME = "coordinator.outrider"
-VERIFY_WORKER_NAME = "verify-worker.outrider"
-DRAFT_WORKER_NAME = "draft-worker.outrider"
-CLIENT_NAME = "client.outrider"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisTlsSettings:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider import logs, rpc, service
+from outrider.callers import COORDINATOR_NAME
 from outrider.errors import InternalError
 from outrider.pb.v1 import verify_pb2, verify_pb2_grpc
-from outrider.service_settings import COORDINATOR_NAME
 from outrider.session.announcing import Announcer
 from outrider.session.prefixes import Holder, PrefixDirectory, keep_published
 from outrider.session.redis import Redis, connect

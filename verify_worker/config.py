@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+from outrider.callers import DRAFT_WORKER_NAME
 from outrider.config import setting
 from outrider.draft_length import parse_draft_length
 from outrider.logs import LEVELS
 from outrider.memory import parse_bytes
-from outrider.service_settings import DRAFT_WORKER_NAME, ServiceSettings
+from outrider.service_settings import ServiceSettings
 
 AUTO = "auto"
 

@@ -40,17 +40,6 @@ redis.call('HSET', KEYS[1], 'order', ARGV[1] .. ' ' .. incarnation)
 return 1
 """
 )
-# A worker that has started again under the same id is not withdrawn by its predecessor.
-WITHDRAW = Script(
-    """
-if redis.call('HGET', KEYS[2], 'incarnation') == ARGV[1] then
-  redis.call('DEL', KEYS[2])
-  redis.call('SREM', KEYS[1], KEYS[2])
-  return 1
-end
-return 0
-"""
-)
 
 
 class Pool(Enum):
@@ -107,7 +96,7 @@ class Registry:
 
         Returns what the worker has been told: to drain (True), to serve (False), or nothing.
         """
-        key = _key(record.pool, record.worker_id)
+        key = worker_key(record.pool, record.worker_id)
         fields = [word for pair in _to_hash(record).items() for word in pair]
         *_, order = await self._redis.transaction(
             [
@@ -123,12 +112,19 @@ class Registry:
     async def order(self, pool: Pool, worker_id: str, *, draining: bool) -> bool:
         """Tell a worker to drain or to serve; False when there is no such worker."""
         word = DRAIN if draining else SERVE
-        return bool(await self._redis.run(ORDER, [_key(pool, worker_id)], [word]))
+        return bool(await self._redis.run(ORDER, [worker_key(pool, worker_id)], [word]))
 
     async def withdraw(self, record: WorkerRecord) -> None:
-        """Remove the record, unless a later incarnation of the worker has written its own."""
-        key = _key(record.pool, record.worker_id)
-        await self._redis.run(WITHDRAW, [index_key(record.pool), key], [record.incarnation])
+        """Remove the record, unless a later incarnation of the worker has written its own.
+
+        Workers may run no scripts. A successor that writes between the two steps is gone until it
+        announces itself again, a heartbeat later.
+        """
+        key = worker_key(record.pool, record.worker_id)
+        incarnation = await self._redis.command("HGET", key, "incarnation")
+        if incarnation == record.incarnation.encode():
+            commands = [("DEL", key), ("SREM", index_key(record.pool), key)]
+            await self._redis.transaction(commands)
 
     async def list_workers(self) -> list[WorkerRecord]:
         """Every worker that is up, by pool and id."""
@@ -139,7 +135,7 @@ class Registry:
             for word in index
         )
         # A draft worker can write what it likes into its set.
-        ours = ((name, pool) for name, pool in named if name.startswith(_key(pool, "")))
+        ours = ((name, pool) for name, pool in named if name.startswith(worker_key(pool, "")))
         names = sorted(ours, key=itemgetter(0))
         replies = await self._redis.batch([("HGETALL", name) for name, _ in names])
         records = []
@@ -162,7 +158,8 @@ def index_key(pool: Pool) -> str:
     return f"outrider:workers:{pool.value}"
 
 
-def _key(pool: Pool, worker_id: str) -> str:
+def worker_key(pool: Pool, worker_id: str) -> str:
+    """The hash of a worker."""
     return f"outrider:worker:{pool.value}:{worker_id}"
 
 

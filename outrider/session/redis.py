@@ -28,7 +28,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from outrider.errors import ConfigError, RecordsUnavailableError
-from outrider.session.credentials import with_password_file
+from outrider.session.credentials import PasswordFile, with_password_file
 from outrider.session.redis_tls import RedisTls, open_contexts, use_tls
 
 Value: TypeAlias = str | bytes | int
@@ -341,10 +341,9 @@ async def connect(
     """
     contexts = open_contexts(tls)
 
-    def pool_of(one: str) -> redis_asyncio.BlockingConnectionPool:
-        plain, credentials = with_password_file(one, password_file)
+    def pool_of(one: str, credentials: PasswordFile | None) -> redis_asyncio.BlockingConnectionPool:
         pool = redis_asyncio.BlockingConnectionPool.from_url(
-            plain,
+            one,
             credential_provider=credentials,
             max_connections=max_connections,
             timeout=timeout_s,
@@ -357,14 +356,15 @@ async def connect(
         use_tls(pool, contexts)
         return pool
 
-    urls = _BETWEEN_ADDRESSES.split(url)
     try:
-        for one in urls:
-            pool_of(one)
+        servers = [with_password_file(one, password_file) for one in _BETWEEN_ADDRESSES.split(url)]
+        for server in servers:
+            pool_of(*server)
     except ValueError as error:
+        # Without the address itself, which may have a password in it.
         raise ConfigError(f"--redis-url is not a Redis address: {error}") from error
-    in_turn = itertools.cycle(urls)
-    redis = Redis(lambda: redis_asyncio.Redis.from_pool(pool_of(next(in_turn))), timeout_s)
+    in_turn = itertools.cycle(servers)
+    redis = Redis(lambda: redis_asyncio.Redis.from_pool(pool_of(*next(in_turn))), timeout_s)
     try:
         yield redis
     finally:

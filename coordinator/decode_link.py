@@ -41,7 +41,8 @@ class DecodeLink:
     `send` and `attach` never wait. When the stream ends, or the worker or its engine is silent
     for `silence_s`, every attached session is told once, and the link is of no further use.
 
-    `connected` once the worker was heard and its engine works; `draining` as it last said.
+    `connected` once the worker was heard and its engine works; `draining` as it last said; `why`
+    the stream never came about, when it has ended.
     `on_change` is called when either changes.
     """
 
@@ -56,6 +57,7 @@ class DecodeLink:
         self._tls = tls
         self.connected = False
         self.draining = False
+        self.why = ""
         self._silence_s = silence_s
         self._clock = AwakeClock(silence_s / LOOKS)
         self._heard_at = self._clock.seconds
@@ -131,6 +133,8 @@ class DecodeLink:
     def _tell_lost(self, why: str) -> None:
         if self.connected and why:
             self._log.warning("verify worker lost", why=why, sessions=self.sessions)
+        else:
+            self.why = why
         self.connected = False
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():

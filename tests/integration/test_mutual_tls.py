@@ -4,18 +4,20 @@ import asyncio
 import datetime
 import shutil
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography import x509
+from structlog.testing import capture_logs
 
+from coordinator import decode_link
 from coordinator.app import Coordinator
 from outrider import messages as m
 from outrider import rpc
 from outrider.callers import COORDINATOR_NAME, only_named
-from outrider.client import AsyncClient, AsyncGeneration, Retry
+from outrider.client import AsyncClient, AsyncGeneration, Retry, Status
 from outrider.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
 from outrider.pb.v1 import verify_pb2_grpc
 from outrider.session.registry import Pool
@@ -158,19 +160,40 @@ async def test_patterns_and_clients_without_certificates(stack: Stack, directory
 
 
 async def test_a_worker_of_another_role_is_not_taken_for_a_verify_worker(
-    stack: Stack, directory: Path
+    stack: Stack, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever writes to Redis can name an address; the certificate there has to fit."""
+    opened: list[str] = []
+    open_channel = rpc.open_channel
+
+    def counting(address: str, *more: Any) -> Any:
+        opened.append(address)
+        return open_channel(address, *more)
+
+    monkeypatch.setattr(decode_link.rpc, "open_channel", counting)
     shutil.copy(directory / "draft-worker.crt", directory / "verify-worker.crt")
     shutil.copy(directory / "draft-worker.key", directory / "verify-worker.key")
     worker = await add_worker(stack, directory)
-    coordinator = await start(stack, directory)
-    await until(lambda: bool(coordinator._pool.links), "the link is tried")
-    link = coordinator._pool.links["v1"]
-    await until(lambda: link.closed, "the link is given up")
-    assert not link.connected
-    assert worker.seen == []
+    with capture_logs() as logs:
+        await start(stack, directory)
+        await until(lambda: bool(told(logs)), "the log says why")
+        assert worker.seen == []
+        assert "Hostname Verification" in told(logs)[0]["why"]
+        status = await status_of(stack, directory)
+        assert [found.connected for found in status.workers] == [False]
+        # It is tried again, and told no more.
+        await until(lambda: len(opened) >= 3, "more tries")
+        assert len(told(logs)) == 1
     await worker.server.stop(0)
+
+
+def told(logs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [line for line in logs if line["event"] == "no stream to a verify worker"]
+
+
+async def status_of(stack: Stack, directory: Path) -> Status:
+    async with client_of(stack, tls_of(directory, "client")) as client:
+        return await client.status()
 
 
 async def test_certificates_change_under_load(

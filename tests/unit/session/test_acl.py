@@ -28,6 +28,7 @@ from outrider.session.record_calls import RecordCalls
 from outrider.session.records import Lifetimes
 from outrider.session.redis import Redis, Script, ScriptCall, connect
 from outrider.session.registry import Pool, Registry, WorkerRecord
+from tests.support.valkey import new_valkey
 
 RECORD = WorkerRecord(
     pool=Pool.DRAFT,
@@ -46,7 +47,7 @@ RECORD = WorkerRecord(
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ValkeyServer]:
-    server = ValkeyServer()
+    server = new_valkey()
     server.start()
     with Valkey(port=server.port) as root:
         for part in RIGHTS:

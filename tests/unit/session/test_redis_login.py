@@ -14,11 +14,12 @@ from outrider.session.redis import Redis, connect
 from outrider.session.redis_tls import RedisTls
 from tests.support.certificates import Authority, write_all, write_pair
 from tests.support.tls_proxy import tls_proxy
+from tests.support.valkey import new_valkey
 
 
 @pytest.fixture
 def server() -> Iterator[ValkeyServer]:
-    server = ValkeyServer()
+    server = new_valkey()
     server.start()
     yield server
     server.terminate()

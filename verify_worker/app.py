@@ -12,6 +12,7 @@ from outrider.session.announcing import Announcer
 from outrider.session.prefixes import Holder, PrefixDirectory, keep_published
 from outrider.session.redis import Redis, connect
 from outrider.session.registry import Pool, Registry, WorkerRecord
+from outrider.tls import TlsFiles
 from verify_worker import metrics
 from verify_worker.config import Settings
 from verify_worker.draft_links import DraftLinks
@@ -47,15 +48,17 @@ class VerifyWorker:
             InternalError: the engine failed.
         """
         settings = self._settings
+        # Before the model, which may take minutes.
+        tls = settings.open_tls(settings.draft_worker_name)
         loading = asyncio.create_task(asyncio.to_thread(load_target, settings))
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         target = await loading
         if not stop.is_set():
-            await self._serve(target, stop)
+            await self._serve(target, tls, stop)
 
-    async def _serve(self, target: Target, stop: asyncio.Event) -> None:
+    async def _serve(self, target: Target, tls: TlsFiles | None, stop: asyncio.Event) -> None:
         settings = self._settings
         loop = asyncio.get_running_loop()
 
@@ -64,7 +67,6 @@ class VerifyWorker:
 
         engine = Engine(target.scheduler, target.runner, publish, SessionSpans())
         streams = Streams(lambda: heartbeat(engine, self._identity))
-        tls = settings.open_tls(settings.draft_worker_name)
         links = DraftLinks(engine.post, tls)
         server = rpc.Server(tls=tls, checks=settings.peer_checks(COORDINATOR_NAME))
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(

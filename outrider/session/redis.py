@@ -39,6 +39,7 @@ CONNECT_AGAIN = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions
 WHY_CHARS = 200
 # A comma ends an address where another one begins: passwords may have commas.
 _BETWEEN_ADDRESSES = re.compile(r",\s*(?=(?:redis|rediss|unix)://)")
+_USER_AND_PASSWORD = re.compile(r"//[^/]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,8 +362,8 @@ async def connect(
         for server in servers:
             pool_of(*server)
     except ValueError as error:
-        # Without the address itself, which may have a password in it.
-        raise ConfigError(f"--redis-url is not a Redis address: {error}") from error
+        shown = _USER_AND_PASSWORD.sub("//***@", url)
+        raise ConfigError(f"--redis-url {shown!r} is not a Redis address: {error}") from error
     in_turn = itertools.cycle(servers)
     redis = Redis(lambda: redis_asyncio.Redis.from_pool(pool_of(*next(in_turn))), timeout_s)
     try:

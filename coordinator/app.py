@@ -86,6 +86,7 @@ class Coordinator:
             self._admission,
             DrainOrders(registry, self._pool),
             access,
+            unread_s=settings.unread_s,
         )
         named = settings.tls_client_auth == REQUIRE
         self._server = rpc.Server(

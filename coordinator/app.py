@@ -96,6 +96,7 @@ class Coordinator:
         )
         name = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
         port = await self._server.start(name, self._settings.host, self._settings.port)
+        await self._server.set_alive(True)
         self._services.writer.start()
         self._watcher = asyncio.create_task(self._watch())
         self._log.info("listening", host=self._settings.host, port=port)
@@ -152,7 +153,11 @@ class Coordinator:
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Run a coordinator until `stop`."""
     model = await asyncio.to_thread(load_served_model, settings.model, settings.served_name)
-    async with connect(settings.redis_url, timeout_s=REDIS_TIMEOUT_S) as redis:
+    async with connect(
+        settings.redis_url,
+        password_file=settings.redis_password_file,
+        timeout_s=REDIS_TIMEOUT_S,
+    ) as redis:
         coordinator = Coordinator(settings, model, redis)
         await coordinator.start()
         await stop.wait()

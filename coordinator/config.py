@@ -14,6 +14,9 @@ class Settings:
         help="Target model: a directory or .gguf file, for its tokenizer and config (no weights)."
     )
     redis_url: str = setting(help="Redis with sessions and workers: redis://HOST:PORT/DB.")
+    redis_password_file: str = setting(
+        "", help="File with the password of Redis; it is read again for each connection."
+    )
     served_name: str = setting("", help="Name of the model for clients (default: the path's name).")
     host: str = setting("127.0.0.1", help="Address to listen on.")
     port: int = setting(

@@ -18,6 +18,9 @@ class Settings:
     """One draft worker."""
 
     redis_url: str = setting(help="Redis with the registry, such as redis://127.0.0.1:6379/0.")
+    redis_password_file: str = setting(
+        "", help="File with the password of Redis; it is read again for each connection."
+    )
     drafter: str = setting(
         NGRAM,
         choices=DRAFTERS,
@@ -55,6 +58,9 @@ class Settings:
     kv_memory: str = setting("512MiB", help="Memory for the draft model's KV, such as 512MiB.")
     prefill_chunk: int = setting(
         256, at_least=16, help="Prompt tokens to prefill between the proposals of other sessions."
+    )
+    engine_silence_s: float = setting(
+        30.0, at_least=1, help="Seconds that the engine may hang before the worker is not alive."
     )
     threads: int = setting(0, at_least=0, help="Threads of torch; 0 leaves it to torch.")
     drain_timeout_s: float = setting(

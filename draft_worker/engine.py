@@ -18,10 +18,14 @@ from typing import TypeAlias
 from draft_worker.figures import Figures
 from draft_worker.scheduler import Addressed, Scheduler
 from outrider import logs
+from outrider.clock import AwakeClock
 from outrider.drafting.base import Drafter
 from outrider.errors import UnavailableError
 from outrider.messages import DraftCommand, DraftEvent
+from outrider.pulse import Pulse
 
+# How often `awake` has to tick while the engine runs.
+TICK_S = 0.25
 Emit: TypeAlias = Callable[[Sequence[DraftEvent]], None]
 
 
@@ -64,12 +68,15 @@ class Engine:
     """Drafts for all streams in a thread of its own.
 
     Every method is safe in any thread and returns at once, except `stop`. `finished` is done when
-    the thread has ended, and carries the exception when that was a fault.
+    the thread has ended, and carries the exception when that was a fault. `pulse` tells whether it
+    hangs, as long as somebody ticks `awake`.
     """
 
     def __init__(self, drafter: Drafter, *, max_sessions: int) -> None:
         self.figures = Figures()
         self.finished: Future[None] = Future()
+        self.awake = AwakeClock(TICK_S)
+        self.pulse = Pulse(self.awake)
         self._drafter = drafter
         self._scheduler = Scheduler(drafter, self.figures, max_sessions=max_sessions)
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
@@ -130,6 +137,7 @@ class Engine:
         try:
             while self._take_in():
                 if self._scheduler.has_wants:
+                    self.pulse.begin()
                     self._send(self._scheduler.answer())
                 while self._drains and self._scheduler.is_drained:
                     self._drains.pop().set_result(None)
@@ -144,11 +152,15 @@ class Engine:
         """Take in all that has come, waiting for it when nothing is wanted; False to stop."""
         running = True
         wait = not self._scheduler.has_wants
+        if wait:
+            self.pulse.rest()
         while True:
             try:
                 message = self._inbox.get(block=wait)
             except Empty:
                 return running
+            if wait:
+                self.pulse.begin()
             wait = False
             match message:
                 case _StreamOpened(stream, emit):

@@ -69,7 +69,7 @@ class VerifyWorker:
             VerifyServicer(self._identity, engine, streams), server.grpc
         )
         metrics.export(target.scheduler, settings.max_draft_len)
-        async with connect(settings.redis_url) as redis:
+        async with connect(settings.redis_url, password_file=settings.redis_password_file) as redis:
             port = await server.start(SERVICE_NAME, settings.host, settings.port)
             address = f"{settings.advertise_host or settings.host}:{port}"
             engine.start()

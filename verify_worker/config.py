@@ -16,6 +16,9 @@ class Settings:
 
     model: str = setting(help="The target: a transformers directory or a .gguf file.")
     redis_url: str = setting(help="Redis with the registry, such as redis://127.0.0.1:6379/0.")
+    redis_password_file: str = setting(
+        "", help="File with the password of Redis; it is read again for each connection."
+    )
     dtype: str = setting(
         "float32", choices=("float32", "bfloat16", "float16"), help="Type of weights and KV."
     )

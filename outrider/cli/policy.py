@@ -23,6 +23,7 @@ class Settings:
     """Where the policy is, and what to change in it."""
 
     redis_url: str = setting(help="Redis of the coordinators: redis://HOST:PORT/DB.")
+    redis_password_file: str = setting("", help="File with the password of Redis.")
     # Not from the environment: what `generate` takes there must not change everybody's policy.
     rule: str | None = setting(None, choices=RULES, env=False, help="How drafts are accepted.")
     speculation: str | None = setting(
@@ -59,7 +60,7 @@ def run(settings: Settings) -> None:
 
 
 async def _apply(settings: Settings) -> Policy:
-    async with connect(settings.redis_url) as redis:
+    async with connect(settings.redis_url, password_file=settings.redis_password_file) as redis:
         store = PolicyStore(redis)
         if (settings.rule, settings.speculation, settings.k) != (None, None, None):
             await store.change(

@@ -28,6 +28,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from outrider.errors import ConfigError, RecordsUnavailableError
+from outrider.session.credentials import with_password_file
 
 Value: TypeAlias = str | bytes | int
 T = TypeVar("T")
@@ -320,20 +321,23 @@ def _told(error: Exception) -> RecordsUnavailableError:
 
 @asynccontextmanager
 async def connect(
-    url: str, *, timeout_s: float = 2.0, max_connections: int = 32
+    url: str, *, password_file: str = "", timeout_s: float = 2.0, max_connections: int = 32
 ) -> AsyncIterator[Redis]:
     """A client of the server at `url`, such as redis://host:6379/0; it connects when used.
 
     `url` may name several servers, separated by commas: a primary and those that may follow it.
+    The password in `password_file`, if one is given, is read again for each connection.
     Each command has `timeout_s`, connecting and the wait for a free connection included.
 
     Raises:
-        ConfigError: the URL can't be one of Redis.
+        ConfigError: the URL can't be one of Redis, or the file can't be read.
     """
 
     def pool_of(one: str) -> redis_asyncio.BlockingConnectionPool:
+        plain, credentials = with_password_file(one, password_file)
         return redis_asyncio.BlockingConnectionPool.from_url(
-            one,
+            plain,
+            credential_provider=credentials,
             max_connections=max_connections,
             timeout=timeout_s,
             # The limit is that of a whole command, see `Redis`; one for each reply costs more.

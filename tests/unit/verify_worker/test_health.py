@@ -13,7 +13,7 @@ from outrider.clock import AwakeClock
 from outrider.messages import Heartbeat
 from verify_worker.engine import Engine
 from verify_worker.health import heartbeat, keep_health
-from verify_worker.pulse import Pulse
+from outrider.pulse import Pulse
 from verify_worker.servicer import Identity
 
 STATUS = health_pb2.HealthCheckResponse.ServingStatus

@@ -7,7 +7,7 @@ from outrider.messages import Endings, SamplingParams, StartSession
 from outrider.model.blocks import BlockPool
 from tests.support.synthetic import VOCABULARY, SyntheticRunner
 from verify_worker.engine import Engine, FromCoordinator
-from verify_worker.pulse import PATIENCE, Pulse
+from outrider.pulse import PATIENCE, Pulse
 from verify_worker.scheduler import Limits, Scheduler
 from verify_worker.state import Outcome, Plan
 from verify_worker.tracing import SessionSpans

@@ -61,7 +61,8 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
 class Server:
     """A grpc.aio server with health and reflection.
 
-    It is not alive until `set_alive(True)`, and not serving until `set_serving(True)`. It takes messages of up to `receive_bytes`.
+    It is not alive until `set_alive(True)`, and not serving until `set_serving(True)`. It takes
+    messages of up to `receive_bytes`.
     """
 
     def __init__(self, receive_bytes: int = MAX_MESSAGE_BYTES) -> None:

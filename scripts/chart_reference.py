@@ -47,8 +47,8 @@ OWNED = {
 }
 HEAD = """# Values of the Helm chart
 
-Generated from `k8s/outrider/values.yaml` by `python scripts/chart_reference.py`. How to use them is in
-[kubernetes.md](kubernetes.md).
+Generated from `k8s/outrider/values.yaml` by `python scripts/chart_reference.py`. How to use
+them is in [kubernetes.md](kubernetes.md).
 
 | value | default | meaning |
 |---|---|---|

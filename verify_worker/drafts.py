@@ -22,6 +22,7 @@ from outrider.messages import (
 )
 from verify_worker import draft_length, policy
 from verify_worker.cost import StepShape
+from verify_worker.draft_demand import DraftDemand
 from verify_worker.draft_figures import DraftWorker, levels_of
 from verify_worker.malformed import DraftShape, fault_of
 from verify_worker.state import (
@@ -64,6 +65,7 @@ class Drafts:
         self._shape = shape
         self._malformed: dict[str, int] = {}
         self.workers: defaultdict[str, DraftWorker] = defaultdict(DraftWorker)
+        self.demand = DraftDemand()
 
     def reads_hidden(self, session: Session) -> bool:
         """Whether its draft worker wants the hidden states of what is committed."""
@@ -127,6 +129,23 @@ class Drafts:
         """
         _ask_nothing(session)
         session.ready_at_s, session.asked_len = now_s, 0
+        tokens = self._ask(session, stakes, draft_lens, now_s, fixed_wait_s)
+        appetite = session.appetite
+        waits = session.want is not None and session.want.wait_until_s > now_s
+        if not draft_lens[1]:
+            appetite.draft_len = 0
+        elif not waits and appetite.is_stale(now_s):
+            self.demand.reconsider(appetite, session.record, stakes.steps_s, draft_lens, now_s)
+        return tokens
+
+    def _ask(
+        self,
+        session: Session,
+        stakes: policy.Stakes,
+        draft_lens: tuple[int, int],
+        now_s: float,
+        fixed_wait_s: float,
+    ) -> int:
         length = len(session.tokens)
         most = draft_lens[1]
         if session.drafter is None or not most or length < session.resume_at_len:
@@ -143,7 +162,9 @@ class Drafts:
         tokens = choice.draft_len or min(policy.LOOK_TOKENS, most)
         if not worker.punctuality.may_ask(now_s, tokens * stakes.plain_s):
             return 0
-        if not wait_s:
+        if wait_s:
+            self.demand.asks(session.appetite, choice)
+        else:
             session.look_at_len = length + session.patience.pause()
         session.want = Want(length, tokens, now_s + wait_s)
         session.asked_at_s, session.asked_len = now_s, tokens
@@ -192,6 +213,8 @@ class Drafts:
             return
         waited_s = max(began_s - session.asked_at_s, 0.0)
         want = session.want
+        until_s = session.ready_at_s if want is None else began_s
+        self.demand.waited_s += max(until_s - session.asked_at_s, 0.0)
         rows = len(draft.token_ids)
         if want is not None and session.drafter is not None:
             self._counters.missed_proposals += 1
@@ -235,6 +258,8 @@ class Drafts:
             record = self.workers[session.drafter.worker_id].record
             record.fade(0.5 ** (1 / draft_length.DRAFTER_HALF_LIFE_DRAFTS))
             record.note(asked=asked, levels=levels, rows=rows, accepted=accepted)
+        self.demand.record.fade(0.5 ** (1 / draft_length.DRAFTER_HALF_LIFE_DRAFTS))
+        self.demand.record.note(asked=asked, levels=levels, rows=rows, accepted=accepted)
 
     def _note_late(self, session: Session, proposal: Proposal, now_s: float) -> None:
         """A proposal that was missed has come: remember how long it took and what it says."""
@@ -245,6 +270,7 @@ class Drafts:
         worker.latency.correct(late.sample, now_s - late.asked_at_s)
         worker.note_answer()
         worker.note_cost(proposal, now_s - late.asked_at_s, late.sample.draft_len)
+        self.demand.note_proposal(proposal, late.draft_len, now_s - late.asked_at_s)
         if not proposal.draft.token_ids:
             self._record(session, late.draft_len, proposal.draft, 0)
         if not proposal.draft.token_ids or not proposal.draft.is_chain:
@@ -280,6 +306,7 @@ class Drafts:
             longest = max(self._asking(session.drafter), default=0)
             worker.latency.note(seconds, longest)
             worker.note_cost(proposal, seconds, longest)
+            self.demand.note_proposal(proposal, want.draft_len, seconds)
         worker.note_answer()
         fault = fault_of(proposal.draft, want.draft_len, session.rule, self._shape)
         if fault:

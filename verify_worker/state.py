@@ -20,6 +20,7 @@ from outrider.messages import (
 from outrider.model.blocks import BlockTable
 from outrider.sampling.acceptance import Verdict
 from verify_worker.cost import NOTHING, StepShape
+from verify_worker.draft_demand import Appetite
 from verify_worker.draft_length import Record
 from verify_worker.policy import Patience
 from verify_worker.waiting import Sample
@@ -86,6 +87,8 @@ class Session:
     resume_at_len: int = 0
     look_at_len: int = 0
     reopened: int = 0
+    # What it would ask for, if draft workers had nothing else to do.
+    appetite: Appetite = field(default_factory=Appetite)
     figures: SpeculationFigures = field(default_factory=SpeculationFigures)
     # Hashes of the full blocks of its tokens; how much of its prompt did not have to be computed.
     chain: list[bytes] = field(default_factory=list)

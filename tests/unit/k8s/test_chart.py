@@ -1,17 +1,19 @@
 """The chart renders what Kubernetes takes, and refuses wrong values by name."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import helm_python
 import kubernetes_validate
+import kubernetes_validate.utils
 import pytest
 
 from tests.support.chart import CHART, FILES, Rendered, load_chart, values_of
 
 Render = Callable[[str], Rendered]
-# The chart's oldest version, and the newest that the schemas know.
-VERSIONS = ("1.30", kubernetes_validate.latest_version())
+OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version()
 # Kinds of controllers that bring their own schemas.
 FOREIGN = {"PodMonitor", "ScaledObject", "RayCluster", "GRPCRoute", "HTTPRoute"}
 
@@ -49,8 +51,17 @@ def test_lint_finds_nothing(name: str) -> None:
     assert [message for message in report["messages"] if message["severity"] > 1] == []
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", FILES)
+@pytest.fixture(autouse=True, scope="module")
+def schemas_read_once() -> Iterator[None]:
+    """One of their files is large, and read for every object otherwise."""
+    cached = functools.cache(kubernetes_validate.utils.schema_contents)
+    with mock.patch.object(kubernetes_validate.utils, "schema_contents", cached):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [*((name, OLDEST) for name in FILES), ("everything-on", NEWEST)]
+)
 def test_every_object_is_valid(rendered: Render, name: str, version: str) -> None:
     assert rendered(name).objects
     for item in rendered(name).objects:
@@ -63,7 +74,7 @@ def test_validation_finds_a_field_that_does_not_exist(rendered: Render) -> None:
     pod = rendered("minimal").of("StatefulSet")[0]
     wrong = over(pod, {"spec": {"template": {"spec": {"enableServiceLink": False}}}})
     with pytest.raises(kubernetes_validate.ValidationError, match="enableServiceLink"):
-        kubernetes_validate.validate(wrong, VERSIONS[0], strict=True)
+        kubernetes_validate.validate(wrong, OLDEST, strict=True)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -112,8 +112,6 @@ class DraftDemand:
         """A session asks for what it has chosen."""
         self._decide(appetite, choice, None)
 
-    def _decide(
-        self, appetite: Appetite, choice: draft_length.Choice, now_s: float | None
-    ) -> None:
+    def _decide(self, appetite: Appetite, choice: draft_length.Choice, now_s: float | None) -> None:
         length = choice.draft_len
         appetite.decide(length, choice.step_s + self.latency_s(length), now_s)

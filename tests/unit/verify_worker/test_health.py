@@ -11,9 +11,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider import rpc
 from outrider.clock import AwakeClock
 from outrider.messages import Heartbeat
+from outrider.pulse import Pulse
 from verify_worker.engine import Engine
 from verify_worker.health import heartbeat, keep_health
-from outrider.pulse import Pulse
 from verify_worker.servicer import Identity
 
 STATUS = health_pb2.HealthCheckResponse.ServingStatus

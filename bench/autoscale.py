@@ -50,14 +50,16 @@ class Settings:
 
     rule: str = setting("hpa", choices=("hpa", "keda"), help="Who owns the number of replicas.")
     load: tuple[int, ...] = setting(
-        (2, 8, 2, 0), at_least=0, many=True, help="Sessions at once, phase by phase."
+        (1, 6, 2, 0), at_least=0, many=True, help="Sessions at once, phase by phase."
     )
     phase_s: float = setting(75.0, at_least=1, help="Seconds of a phase.")
     pace_s: float = setting(0.06, at_least=0, help="Seconds of a step of the verify worker.")
-    token_s: float = setting(0.006, at_least=0, help="Seconds of a draft worker for a token.")
+    token_s: float = setting(0.005, at_least=0, help="Seconds of a draft worker for a token.")
+    noise: float = setting(0.0, at_least=0, help="Noise on the weights of the draft model.")
+    max_draft_len: int = setting(8, at_least=1, help="Most tokens of a draft.")
     new_tokens: int = setting(96, at_least=1, help="Most tokens of a completion.")
     speed: float = setting(7.5, at_least=1, help="How much faster than in a cluster rules are.")
-    plot: str = setting("", help="File for the plot.")
+    plot: str = setting("", env=False, help="File for the plot.")
     bar: bool = setting(False, help="Exit with 1 when a bar is not met.")
 
 
@@ -178,14 +180,17 @@ class Controller:
 async def measure(settings: Settings, directory: Path) -> Outcome:
     """Run the load over a pool that follows it."""
     model = write_model(directory / "target", letters=LETTERS, end=True)
-    draft = write_noisy(model, directory / "draft", noise=0.05)
+    draft = write_noisy(model, directory / "draft", noise=settings.noise)
     port = take_port("127.0.0.1", 0)
     stack = StackSettings(
         model=str(model),
         drafter="model",
         draft_model=str(draft),
         threads=1,
-        verify_flags=("--metrics-port", str(port)),
+        verify_flags=(
+            *("--metrics-port", str(port)),
+            *("--max-draft-len", str(settings.max_draft_len)),
+        ),
         start_timeout_s=180.0,
     )
     size = Size(coordinators=1, verify_workers=1, draft_workers=0)

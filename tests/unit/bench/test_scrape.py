@@ -18,7 +18,7 @@ b 1e+03
 
 
 class Page(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:  # noqa: N802 - the name in the standard library
+    def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
         self.wfile.write(PAGE)

@@ -187,6 +187,7 @@ async def measure(settings: Settings, directory: Path) -> Outcome:
         drafter="model",
         draft_model=str(draft),
         threads=1,
+        numerics="invariant",
         verify_flags=(
             *("--metrics-port", str(port)),
             *("--max-draft-len", str(settings.max_draft_len)),

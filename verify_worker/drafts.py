@@ -129,23 +129,7 @@ class Drafts:
         """
         _ask_nothing(session)
         session.ready_at_s, session.asked_len = now_s, 0
-        tokens = self._ask(session, stakes, draft_lens, now_s, fixed_wait_s)
-        appetite = session.appetite
-        waits = session.want is not None and session.want.wait_until_s > now_s
-        if not draft_lens[1]:
-            appetite.draft_len = 0
-        elif not waits and appetite.is_stale(now_s):
-            self.demand.reconsider(appetite, session.record, stakes.steps_s, draft_lens, now_s)
-        return tokens
-
-    def _ask(
-        self,
-        session: Session,
-        stakes: policy.Stakes,
-        draft_lens: tuple[int, int],
-        now_s: float,
-        fixed_wait_s: float,
-    ) -> int:
+        self.demand.consider(session.appetite, session.record, stakes, draft_lens, now_s)
         length = len(session.tokens)
         most = draft_lens[1]
         if session.drafter is None or not most or length < session.resume_at_len:
@@ -162,9 +146,7 @@ class Drafts:
         tokens = choice.draft_len or min(policy.LOOK_TOKENS, most)
         if not worker.punctuality.may_ask(now_s, tokens * stakes.plain_s):
             return 0
-        if wait_s:
-            self.demand.asks(session.appetite, choice)
-        else:
+        if not wait_s:
             session.look_at_len = length + session.patience.pause()
         session.want = Want(length, tokens, now_s + wait_s)
         session.asked_at_s, session.asked_len = now_s, tokens

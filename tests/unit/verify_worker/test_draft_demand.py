@@ -161,6 +161,17 @@ def test_large_batches_do_not_hide_how_fast_a_draft_worker_is_without_them() -> 
     assert demand.share_s == pytest.approx(0.003, rel=0.01)
 
 
+def test_one_proposal_that_took_for_ever_is_no_demand_but_many_are() -> None:
+    demand = DraftDemand()
+    for _ in range(50):
+        demand.note_proposal(proposal(draft_us=8_000, together=1), 4, 0.02)
+    demand.note_proposal(proposal(draft_us=5_000_000, together=1), 4, 6.0)
+    assert demand.share_s < 0.0025
+    for _ in range(80):
+        demand.note_proposal(proposal(draft_us=80_000, together=1), 4, 0.1)
+    assert demand.share_s == pytest.approx(0.02, rel=0.05)
+
+
 def test_time_without_blocks_is_no_demand() -> None:
     demand, appetite = DraftDemand(), Appetite(4, 0.1, counted_s=1.0)
     appetite.counted_s = None

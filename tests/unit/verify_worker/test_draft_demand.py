@@ -16,6 +16,7 @@ from outrider.messages import (
 )
 from tests.support.scheduling import Worker
 from verify_worker.draft_demand import FIRST_TOKEN_S, Appetite, DraftDemand
+from verify_worker.state import Plan
 
 # A step of the target, and what its drafter takes for a token.
 STEP_S, TOKEN_S = 0.02, 0.004
@@ -173,10 +174,19 @@ def test_one_proposal_that_took_for_ever_is_no_demand_but_many_are() -> None:
 
 
 def test_time_without_blocks_is_no_demand() -> None:
-    demand, appetite = DraftDemand(), Appetite(4, 0.1, counted_s=1.0)
-    appetite.counted_s = None
-    demand.count(appetite, 50.0)
-    assert demand.tokens == 0
+    worker = Worker()
+    worker.start(new=100, drafter=None)
+    worker.step()
+    worker.step()
+    demand, session = worker.scheduler.drafts.demand, worker.scheduler.sessions["s"]
+    before = demand.tokens
+    assert before > 0
+    worker.scheduler.reserve(Plan(work=(), preempted=(session,)))
+    worker.now += 50.0
+    worker.step()
+    assert demand.tokens == before
+    worker.step()
+    assert demand.tokens > before
 
 
 def test_a_draft_worker_can_not_invent_more_work_than_time_has_passed() -> None:

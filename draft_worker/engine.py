@@ -9,6 +9,7 @@ want of each session survives. That is how a slow drafter catches up.
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -37,8 +38,11 @@ class _StreamOpened:
 
 @dataclass(frozen=True, slots=True)
 class _Commands:
+    """With the time at which they came: they may lie in the inbox for a whole call."""
+
     stream: int
     commands: Sequence[DraftCommand]
+    since: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ class Engine:
 
     def submit(self, stream: int, commands: Sequence[DraftCommand]) -> None:
         """Commands that came on the stream."""
-        self._inbox.put(_Commands(stream, commands))
+        self._inbox.put(_Commands(stream, commands, time.monotonic()))
 
     def close_stream(self, stream: int) -> None:
         """End the sessions of the stream; nothing is emitted for it afterwards."""
@@ -165,10 +169,10 @@ class Engine:
             match message:
                 case _StreamOpened(stream, emit):
                     self._emits[stream] = emit
-                case _Commands(stream, commands):
+                case _Commands(stream, commands, since):
                     # A frame that was still on its way when its stream was closed opens nothing.
                     for command in commands if stream in self._emits else ():
-                        self._send(self._scheduler.apply(stream, command))
+                        self._send(self._scheduler.apply(stream, command, since))
                 case _StreamClosed(stream):
                     self._emits.pop(stream, None)
                     self._scheduler.close_stream(stream)

@@ -108,15 +108,18 @@ class Scheduler:
         """Open nothing from now on, or something again; running sessions go on."""
         self._refusing = refuse
 
-    def apply(self, stream: int, command: DraftCommand) -> list[Addressed]:
-        """Take one command in."""
+    def apply(
+        self, stream: int, command: DraftCommand, since: float | None = None
+    ) -> list[Addressed]:
+        """Take one command in, which came at `since` (monotonic; now, if not given)."""
         key = (stream, command.session_id)
+        came_s = time.monotonic() if since is None else since
         try:
             match command:
                 case OpenDraft():
-                    self._open(key, command)
+                    self._open(key, command, came_s)
                 case CommitDraft():
-                    self._commit(key, self._without_malformed(command))
+                    self._commit(key, self._without_malformed(command), came_s)
                 case CloseDraft():
                     self._check_epoch(key, command.epoch)
                     self._end(key)
@@ -147,7 +150,7 @@ class Scheduler:
 
     # --- commands -----------------------------------------------------------------------
 
-    def _open(self, key: Key, command: OpenDraft) -> None:
+    def _open(self, key: Key, command: OpenDraft, since: float) -> None:
         self._check_epoch(key, command.epoch)
         if self._refusing:
             raise OverloadedError("this draft worker is draining; use another one")
@@ -170,9 +173,9 @@ class Scheduler:
             command.epoch, len(command.token_ids), self._begin_span(command)
         )
         self._figures.sessions = len(self._sessions)
-        self._wants[key] = _Want(min(command.draft_len, MAX_DRAFT_LEN), time.monotonic())
+        self._wants[key] = _Want(min(command.draft_len, MAX_DRAFT_LEN), since)
 
-    def _commit(self, key: Key, command: CommitDraft) -> None:
+    def _commit(self, key: Key, command: CommitDraft, since: float) -> None:
         self._check_epoch(key, command.epoch)
         session = self._sessions.get(key)
         if session is None or session.epoch != command.epoch:
@@ -193,7 +196,7 @@ class Scheduler:
             self._figures.superseded += 1
         if command.draft_len:
             # An older want keeps its place in the order.
-            want = _Want(min(command.draft_len, MAX_DRAFT_LEN), time.monotonic())
+            want = _Want(min(command.draft_len, MAX_DRAFT_LEN), since)
             self._wants[key] = want
         else:
             self._wants.pop(key, None)

@@ -39,6 +39,7 @@ OWNED = {
     "model",
     "otlp-endpoint",
     "port",
+    "redis-ca",
     "redis-password-file",
     "redis-url",
     "served-name",

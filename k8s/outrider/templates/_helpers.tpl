@@ -73,16 +73,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end }}
 
 {{- define "outrider.redisUrl" -}}
-{{- if .Values.redis.url -}}
-{{- $ca := ternary "ssl_ca_certs=/etc/outrider/redis-ca/ca.crt" "" (ne .Values.redis.caSecret.name "") -}}
-{{- $urls := list -}}
-{{- range splitList "," .Values.redis.url -}}
-{{- $urls = append $urls (ternary (printf "%s%s%s" . (ternary "&" "?" (contains "?" .)) $ca) . (ne $ca "")) -}}
-{{- end -}}
-{{- join "," $urls -}}
-{{- else -}}
-redis://{{ include "outrider.redisName" . }}:6379/0
-{{- end -}}
+{{- .Values.redis.url | default (printf "redis://%s:6379/0" (include "outrider.redisName" .)) -}}
 {{- end }}
 
 {{/* The port in redis.url, by which its NetworkPolicy is made. */}}
@@ -123,6 +114,9 @@ redis://{{ include "outrider.redisName" . }}:6379/0
 - --redis-url={{ include "outrider.redisUrl" .root }}
 {{- if $values.redis.passwordSecret.name }}
 - --redis-password-file=/etc/outrider/redis/password
+{{- end }}
+{{- if $values.redis.caSecret.name }}
+- --redis-ca=/etc/outrider/redis-ca/ca.crt
 {{- end }}
 - --host=0.0.0.0
 - --port={{ .settings.port }}

@@ -37,6 +37,8 @@ check: install ## Run every linter and type check
 	cd protos && ../$(BIN)/buf lint
 	$(BIN)/python scripts/generate_protos.py --check
 	$(BIN)/python scripts/check_layout.py
+	$(BIN)/python scripts/chart_reference.py --check
+	$(BIN)/hadolint Dockerfile
 
 format: install ## Format the code
 	$(BIN)/ruff format .

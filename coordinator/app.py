@@ -110,6 +110,7 @@ class Coordinator:
         )
         name = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
         port = await self._server.start(name, self._settings.host, self._settings.port)
+        await self._server.set_alive(True)
         self._warn_of_gaps()
         self._services.writer.start()
         self._watcher = asyncio.create_task(self._watch())

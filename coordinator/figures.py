@@ -4,6 +4,9 @@ The counters of speculation follow vLLM's set. Every counter is exported from th
 that an idle coordinator shows 0 and not nothing.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from outrider import telemetry
 from outrider.figures import SpeculationFigures
 from outrider.messages import FinishReason
@@ -47,12 +50,25 @@ class Figures:
             "outrider_delivered_spec_decode_num_accepted_tokens_per_pos",
             description="Draft tokens accepted, by their position in the draft.",
         )
+        self._streams = meter.create_up_down_counter(
+            "outrider_streams_open", description="Calls of clients that follow a completion."
+        )
+        self._streams.add(0)
         plain = (self._started, self._paused, self._resumed, self._tokens, self._drafts)
         for instrument in (*plain, self._draft_tokens, self._accepted_tokens):
             instrument.add(0)
         for reason in FinishReason:
             self._finished.add(0, {"reason": reason.value})
         self._accepted_per_position.add(0, {"position": 0})
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Count a client's stream while it is open."""
+        self._streams.add(1)
+        try:
+            yield
+        finally:
+            self._streams.add(-1)
 
     def started(self) -> None:
         """Count a session that was placed for the first time."""

@@ -189,11 +189,14 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     @asynccontextmanager
     async def _call(self, name: str, context: Context) -> AsyncIterator[trace.Span]:
-        """A call with its span, whose errors become its status."""
+        """A client's stream with its span, whose errors become its status."""
         parent = telemetry.context_of(traceparent_of(context))
         kind = trace.SpanKind.SERVER
         async with self._errors(context):
-            with self._tracer.start_as_current_span(name, context=parent, kind=kind) as span:
+            with (
+                self._services.figures.stream(),
+                self._tracer.start_as_current_span(name, context=parent, kind=kind) as span,
+            ):
                 yield span
 
     @asynccontextmanager

@@ -8,6 +8,7 @@ from draft_worker import figures
 from draft_worker.config import Settings
 from draft_worker.drafters import ChosenDrafter, build
 from draft_worker.engine import Engine
+from draft_worker.health import keep_liveness
 from draft_worker.servicer import DraftServicer
 from outrider import logs, rpc, service
 from outrider.callers import VERIFY_WORKER_NAME
@@ -74,6 +75,9 @@ class DraftWorker:
         figures.export(engine.figures)
         engine.start()
         self._servicer.serve_with(engine)
+        liveness = asyncio.create_task(
+            keep_liveness(self._server, engine, self._settings.engine_silence_s)
+        )
         ending = asyncio.Event()
         announcer = Announcer(
             registry,
@@ -97,6 +101,8 @@ class DraftWorker:
             ending.set()
             self._servicer.end_streams()
             await self._server.stop(STREAM_GRACE_S)
+            liveness.cancel()
+            await asyncio.gather(liveness, return_exceptions=True)
             await asyncio.to_thread(engine.stop)
             await announcing
         if died.exception() is not None:

@@ -60,6 +60,9 @@ class Settings(ServiceSettings):
     prefill_chunk: int = setting(
         256, at_least=16, help="Prompt tokens to prefill between the proposals of other sessions."
     )
+    engine_silence_s: float = setting(
+        30.0, at_least=1, help="Seconds that the engine may hang before the worker is not alive."
+    )
     threads: int = setting(0, at_least=0, help="Threads of torch; 0 leaves it to torch.")
     drain_timeout_s: float = setting(
         10.0, at_least=0, help="Seconds that sessions get to move elsewhere after SIGTERM."

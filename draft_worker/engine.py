@@ -9,6 +9,7 @@ want of each session survives. That is how a slow drafter catches up.
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -18,10 +19,14 @@ from typing import TypeAlias
 from draft_worker.figures import Figures
 from draft_worker.scheduler import Addressed, Scheduler
 from outrider import logs
+from outrider.clock import AwakeClock
 from outrider.drafting.base import Drafter
 from outrider.errors import UnavailableError
 from outrider.messages import DraftCommand, DraftEvent
+from outrider.pulse import Pulse
 
+# How often `awake` has to tick while the engine runs.
+TICK_S = 0.25
 Emit: TypeAlias = Callable[[Sequence[DraftEvent]], None]
 
 
@@ -33,8 +38,11 @@ class _StreamOpened:
 
 @dataclass(frozen=True, slots=True)
 class _Commands:
+    """With the time at which they came: they may lie in the inbox for a whole call."""
+
     stream: int
     commands: Sequence[DraftCommand]
+    since: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +72,15 @@ class Engine:
     """Drafts for all streams in a thread of its own.
 
     Every method is safe in any thread and returns at once, except `stop`. `finished` is done when
-    the thread has ended, and carries the exception when that was a fault.
+    the thread has ended, and carries the exception when that was a fault. `pulse` tells whether it
+    hangs, as long as somebody ticks `awake`.
     """
 
     def __init__(self, drafter: Drafter, *, max_sessions: int) -> None:
         self.figures = Figures()
         self.finished: Future[None] = Future()
+        self.awake = AwakeClock(TICK_S)
+        self.pulse = Pulse(self.awake)
         self._drafter = drafter
         self._scheduler = Scheduler(drafter, self.figures, max_sessions=max_sessions)
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
@@ -120,7 +131,7 @@ class Engine:
 
     def submit(self, stream: int, commands: Sequence[DraftCommand]) -> None:
         """Commands that came on the stream."""
-        self._inbox.put(_Commands(stream, commands))
+        self._inbox.put(_Commands(stream, commands, time.monotonic()))
 
     def close_stream(self, stream: int) -> None:
         """End the sessions of the stream; nothing is emitted for it afterwards."""
@@ -130,6 +141,7 @@ class Engine:
         try:
             while self._take_in():
                 if self._scheduler.has_wants:
+                    self.pulse.begin()
                     self._send(self._scheduler.answer())
                 while self._drains and self._scheduler.is_drained:
                     self._drains.pop().set_result(None)
@@ -144,19 +156,23 @@ class Engine:
         """Take in all that has come, waiting for it when nothing is wanted; False to stop."""
         running = True
         wait = not self._scheduler.has_wants
+        if wait:
+            self.pulse.rest()
         while True:
             try:
                 message = self._inbox.get(block=wait)
             except Empty:
                 return running
+            if wait:
+                self.pulse.begin()
             wait = False
             match message:
                 case _StreamOpened(stream, emit):
                     self._emits[stream] = emit
-                case _Commands(stream, commands):
+                case _Commands(stream, commands, since):
                     # A frame that was still on its way when its stream was closed opens nothing.
                     for command in commands if stream in self._emits else ():
-                        self._send(self._scheduler.apply(stream, command))
+                        self._send(self._scheduler.apply(stream, command, since))
                 case _StreamClosed(stream):
                     self._emits.pop(stream, None)
                     self._scheduler.close_stream(stream)

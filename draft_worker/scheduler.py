@@ -111,15 +111,18 @@ class Scheduler:
         """Open nothing from now on, or something again; running sessions go on."""
         self._refusing = refuse
 
-    def apply(self, stream: int, command: DraftCommand) -> list[Addressed]:
-        """Take one command in."""
+    def apply(
+        self, stream: int, command: DraftCommand, since: float | None = None
+    ) -> list[Addressed]:
+        """Take one command in, which came at `since` (monotonic; now, if not given)."""
         key = (stream, command.session_id)
+        came_s = time.monotonic() if since is None else since
         try:
             match command:
                 case OpenDraft():
-                    self._open(key, command)
+                    self._open(key, command, came_s)
                 case CommitDraft():
-                    self._commit(key, self._without_malformed(command))
+                    self._commit(key, self._without_malformed(command), came_s)
                 case CloseDraft():
                     self._check_epoch(key, command.epoch)
                     self._end(key)
@@ -150,7 +153,7 @@ class Scheduler:
 
     # --- commands -----------------------------------------------------------------------
 
-    def _open(self, key: Key, command: OpenDraft) -> None:
+    def _open(self, key: Key, command: OpenDraft, since: float) -> None:
         self._check_epoch(key, command.epoch)
         if self._refusing:
             raise OverloadedError("this draft worker is draining; use another one")
@@ -173,9 +176,9 @@ class Scheduler:
             command.epoch, len(command.token_ids), self._begin_span(command)
         )
         self._figures.sessions = len(self._sessions)
-        self._wants[key] = _Want(min(command.draft_len, MAX_DRAFT_LEN), time.monotonic())
+        self._wants[key] = _Want(min(command.draft_len, MAX_DRAFT_LEN), since)
 
-    def _commit(self, key: Key, command: CommitDraft) -> None:
+    def _commit(self, key: Key, command: CommitDraft, since: float) -> None:
         self._check_epoch(key, command.epoch)
         session = self._sessions.get(key)
         if session is None or session.epoch != command.epoch:
@@ -197,7 +200,7 @@ class Scheduler:
         if command.draft_len:
             # An older want keeps its place in the order.
             draft_len = min(command.draft_len, MAX_DRAFT_LEN)
-            self._wants[key] = _Want(draft_len, time.monotonic(), command.price)
+            self._wants[key] = _Want(draft_len, since, command.price)
         else:
             self._wants.pop(key, None)
 

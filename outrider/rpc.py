@@ -29,6 +29,9 @@ from outrider.errors import (
 from outrider.tls import TlsFiles
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# What to ask health checks for to learn whether the process should be started again. The service
+# itself, or "", says whether new work is welcome, which is another matter: not while it drains.
+LIVENESS = "liveness"
 # In what grpc says of a message above it.
 TOO_LARGE = "message larger than max"
 KEEPALIVE_MS = 10_000
@@ -58,9 +61,10 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
 
 
 class Server:
-    """A grpc.aio server with health and reflection; not serving until `set_serving(True)`.
+    """A grpc.aio server with health and reflection.
 
-    It takes messages of up to `receive_bytes`. With `tls` it speaks nothing else, and wants a
+    It is not alive until `set_alive(True)`, and not serving until `set_serving(True)`. It takes
+    messages of up to `receive_bytes`. With `tls` it speaks nothing else, and wants a
     certificate of whoever connects unless `require_client` is false. Calls pass all `checks`.
     """
 
@@ -94,6 +98,7 @@ class Server:
             [service_name, health_name, reflection.SERVICE_NAME], self.grpc
         )
         await self.set_serving(False)
+        await self.set_alive(False)
         try:
             if self._credentials is None:
                 bound = self.grpc.add_insecure_port(f"{host}:{port}")
@@ -109,15 +114,22 @@ class Server:
 
     async def set_serving(self, serving: bool) -> None:
         """Say to health checks whether new work is welcome."""
-        status = health_pb2.HealthCheckResponse.ServingStatus
-        value = status.SERVING if serving else status.NOT_SERVING
         for name in ["", *self._names]:
-            await self._health.set(name, value)
+            await self._health.set(name, _status(serving))
+
+    async def set_alive(self, alive: bool) -> None:
+        """Say to health checks whether what this process does goes on."""
+        await self._health.set(LIVENESS, _status(alive))
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, give running ones `grace_s` seconds, then cancel them."""
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(grace_s)
+
+
+def _status(good: bool) -> int:
+    status = health_pb2.HealthCheckResponse.ServingStatus
+    return int(status.SERVING if good else status.NOT_SERVING)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> NoReturn:
@@ -178,6 +190,7 @@ def open_channel(address: str, tls: TlsFiles | None = None) -> grpc.aio.Channel:
 
 __all__ = [
     "CHANNEL_OPTIONS",
+    "LIVENESS",
     "SERVER_OPTIONS",
     "InternalError",
     "Server",

@@ -24,6 +24,7 @@ from outrider.messages import (
 )
 from verify_worker import draft_length, policy
 from verify_worker.cost import StepShape
+from verify_worker.draft_demand import DraftDemand
 from verify_worker.draft_figures import DraftWorker, levels_of
 from verify_worker.malformed import DraftShape, fault_of
 from verify_worker.state import (
@@ -66,6 +67,7 @@ class Drafts:
         self._shape = shape
         self._malformed: dict[str, int] = {}
         self.workers: defaultdict[str, DraftWorker] = defaultdict(DraftWorker)
+        self.demand = DraftDemand()
 
     def reads_hidden(self, session: Session) -> bool:
         """Whether its draft worker wants the hidden states of what is committed."""
@@ -131,6 +133,7 @@ class Drafts:
         """
         _ask_nothing(session)
         session.ready_at_s, session.asked_len = now_s, 0
+        self.demand.consider(session.appetite, session.record, stakes, draft_lens, now_s)
         length = len(session.tokens)
         most = draft_lens[1]
         if session.drafter is None or not most or length < session.resume_at_len:
@@ -211,6 +214,8 @@ class Drafts:
             return
         waited_s = max(began_s - session.asked_at_s, 0.0)
         want = session.want
+        until_s = session.ready_at_s if want is None else began_s
+        self.demand.waited_s += max(until_s - session.asked_at_s, 0.0)
         rows = len(draft.token_ids)
         if want is not None and session.drafter is not None:
             self._counters.missed_proposals += 1
@@ -257,6 +262,8 @@ class Drafts:
             record = self.workers[session.drafter.worker_id].record
             record.fade(0.5 ** (1 / draft_length.DRAFTER_HALF_LIFE_DRAFTS))
             record.note(asked=asked, levels=levels, rows=rows, accepted=accepted)
+        self.demand.record.fade(0.5 ** (1 / draft_length.DRAFTER_HALF_LIFE_DRAFTS))
+        self.demand.record.note(asked=asked, levels=levels, rows=rows, accepted=accepted)
 
     def _note_late(self, session: Session, proposal: Proposal, now_s: float) -> None:
         """A proposal that was missed has come: remember how long it took and what it says."""
@@ -267,6 +274,7 @@ class Drafts:
         worker.latency.correct(late.sample, now_s - late.asked_at_s)
         worker.note_answer()
         worker.note_cost(proposal, now_s - late.asked_at_s, late.sample.draft_len)
+        self.demand.note_proposal(proposal, late.draft_len, now_s - late.asked_at_s)
         if not proposal.draft.token_ids:
             self._record(session, late.draft_len, proposal.draft, 0)
         draft = proposal.draft
@@ -305,6 +313,7 @@ class Drafts:
                 worker.latency.forget()
             worker.latency.note(seconds, longest)
             worker.note_cost(proposal, seconds, longest)
+            self.demand.note_proposal(proposal, want.draft_len, seconds)
         worker.note_answer()
         fault = fault_of(proposal.draft, want.draft_len, session.rule, self._shape)
         if fault:

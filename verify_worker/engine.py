@@ -24,7 +24,7 @@ from outrider.messages import (
     Proposal,
     StartSession,
 )
-from verify_worker.pulse import Pulse
+from outrider.pulse import Pulse
 from verify_worker.scheduler import Scheduler
 from verify_worker.state import Outcome, Output, Plan
 from verify_worker.tracing import SessionSpans

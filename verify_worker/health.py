@@ -16,16 +16,19 @@ def heartbeat(engine: Engine, identity: Identity) -> Heartbeat:
 async def keep_health(
     server: rpc.Server, engine: Engine, identity: Identity, silence_s: float
 ) -> None:
-    """Say to health checks whether new sessions are welcome, until cancelled.
+    """Say to health checks whether new sessions are welcome, and the engine works, until cancelled.
 
-    They are not while the engine hangs for `silence_s` or longer, or the worker drains. It also
-    ticks the engine's clock.
+    It does not while it hangs for `silence_s` or longer; they are not then, nor while the worker
+    drains. It also ticks the engine's clock.
     """
     log = logs.get(__name__)
-    serving = False
+    serving = alive = False
     while True:
         engine.awake.tick()
         hangs = engine.pulse.silent_s >= silence_s
+        if alive is hangs:
+            alive = not hangs
+            await server.set_alive(alive)
         wanted = not hangs and not identity.draining
         if wanted is not serving:
             serving = wanted

@@ -17,7 +17,7 @@ from verify_worker.scheduler import Scheduler
 def export(scheduler: Scheduler, max_draft_len: int) -> None:
     """Register observable instruments that read the scheduler's counters."""
     meter = telemetry.meter(__name__)
-    counters = scheduler.counters
+    counters, demand = scheduler.counters, scheduler.drafts.demand
 
     def reading(read: Callable[[], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
         return lambda _: [Observation(read())]
@@ -43,6 +43,10 @@ def export(scheduler: Scheduler, max_draft_len: int) -> None:
         "outrider_stale_proposals": lambda: counters.stale_proposals,
         "outrider_malformed_proposals": lambda: counters.malformed_proposals,
         "outrider_missed_proposals": lambda: counters.missed_proposals,
+        # What the draft pool is scaled by, with what its lack costs beside it.
+        "outrider_draft_demand_seconds": lambda: demand.busy_s,
+        "outrider_draft_demand_tokens": lambda: demand.tokens,
+        "outrider_draft_wait_seconds": lambda: demand.waited_s,
         "outrider_preemptions": lambda: counters.preemptions,
         "outrider_prefix_cache_queries": lambda: counters.prefix_queries,
         "outrider_prefix_cache_hits": lambda: counters.prefix_hits,
@@ -58,6 +62,7 @@ def export(scheduler: Scheduler, max_draft_len: int) -> None:
         "outrider_kv_blocks_free": lambda: scheduler.pool.free,
         "outrider_kv_blocks_cached": lambda: scheduler.pool.cached,
         "outrider_kv_blocks_total": lambda: scheduler.pool.total,
+        "outrider_sessions_held": lambda: len(scheduler.sessions),
         "outrider_sessions_running": lambda: scheduler.running,
         "outrider_sessions_waiting": lambda: len(scheduler.sessions) - scheduler.running,
     }

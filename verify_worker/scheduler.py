@@ -198,6 +198,7 @@ class Scheduler:
         for session in plan.preempted:
             self.pool.release(session.table)
             session.draft = session.want = session.asked_at_s = None
+            session.appetite.counted_s = None
             self.counters.preemptions += 1
         for work in plan.work:
             self.pool.grow(work.session.table, work.session.table.kv_len + work.rows)
@@ -300,6 +301,7 @@ class Scheduler:
         kept, ending = first_ending(decided.verdict.token_ids, before, session.endings)
         verdict = decided.verdict.cut(kept)
         began_s = now_s - timings.compute_us / 1e6
+        self.drafts.demand.count(session.appetite, now_s)
         self.drafts.note_step(
             session,
             began_s,

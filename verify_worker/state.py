@@ -22,6 +22,7 @@ from outrider.messages import (
 from outrider.model.blocks import BlockTable
 from outrider.sampling.acceptance import Verdict
 from verify_worker.cost import NOTHING, StepShape
+from verify_worker.draft_demand import Appetite
 from verify_worker.draft_length import Record
 from verify_worker.policy import Patience
 from verify_worker.waiting import Sample
@@ -95,6 +96,8 @@ class Session:
     # Whether its drafter heeds prices; None as long as it has said nothing for this session.
     heeds_price: bool | None = None
     reopened: int = 0
+    # What it would ask for, if draft workers had nothing else to do.
+    appetite: Appetite = field(default_factory=Appetite)
     figures: SpeculationFigures = field(default_factory=SpeculationFigures)
     # Hashes of the full blocks of its tokens; how much of its prompt did not have to be computed.
     chain: list[bytes] = field(default_factory=list)

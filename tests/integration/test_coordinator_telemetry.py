@@ -45,6 +45,7 @@ async def test_counters(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     await stack.start_coordinator()
     per_position = "delivered_spec_decode_num_accepted_tokens_per_pos"
     assert counts(reader) == {
+        "streams_open": 0,
         "sessions_started": 0,
         "sessions_paused": 0,
         "sessions_resumed": 0,
@@ -63,12 +64,14 @@ async def test_counters(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = await stack.add_verify()
     done = stack.generate()
     start = await worker.started()
+    assert counts(reader)["streams_open"] == 1
     worker.say(
         worker.progress(start, "xyz", draft_tokens=2),
         worker.progress(start, [*token_ids("a"), EOS], base_len=5),
     )
     await done.end()
     assert counts(reader) == {
+        "streams_open": 0,
         "sessions_started": 1,
         "sessions_paused": 0,
         "sessions_resumed": 0,

@@ -27,6 +27,7 @@ from outrider.messages import (
     CloseDraft,
 )
 from outrider.pb.v1 import draft_pb2
+from outrider.rpc import LIVENESS
 from outrider.session.registry import Pool
 from tests.support.draft_process import (
     committed,
@@ -143,7 +144,13 @@ async def test_it_answers_health_checks_before_redis_is_up(tmp_path: Path) -> No
         async def healthy() -> bool:
             return await health(address) == health_pb2.HealthCheckResponse.SERVING
 
+        async def alive() -> bool:
+            return await health(address, LIVENESS) == health_pb2.HealthCheckResponse.SERVING
+
         await until(listening)
+        # To be started again would not help it.
+        await until(alive)
+        assert await health(address) == health_pb2.HealthCheckResponse.NOT_SERVING
         with ValkeyServer(port=redis_port, data_dir=tmp_path):
             await until(healthy)
             process.send_signal(signal.SIGTERM)

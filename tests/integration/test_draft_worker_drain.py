@@ -9,6 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from outrider.messages import CloseDraft
+from outrider.rpc import LIVENESS
 from outrider.session.registry import Pool
 from tests.support.draft_process import (
     DEADLINE_S,
@@ -58,6 +59,9 @@ async def test_it_drains_and_serves_again_as_it_is_told(redis_url: str) -> None:
             assert await worker.registry.order(Pool.DRAFT, "told", draining=True)
             await worker.until_draining(True)
             assert await health(worker.record.address) == health_pb2.HealthCheckResponse.NOT_SERVING
+            # That is no reason to start it again.
+            alive = await health(worker.record.address, LIVENESS)
+            assert alive == health_pb2.HealthCheckResponse.SERVING
             await stream.say(opened("new", 1, 2, 3))
             assert reason(await stream.next()) == "OVERLOADED"
             await stream.say(committed("s", 6, 3))
@@ -67,6 +71,13 @@ async def test_it_drains_and_serves_again_as_it_is_told(redis_url: str) -> None:
             assert await health(worker.record.address) == health_pb2.HealthCheckResponse.SERVING
             await stream.say(opened("new", 1, 2, 3, 1, 2))
             assert drafted(await stream.next()) == ("new", 5, (3, 1, 2))
+        worker.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(grpc.aio.AioRpcError) as silent:
+            await health(worker.record.address, LIVENESS, timeout_s=0.5)
+        assert silent.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        worker.process.send_signal(signal.SIGCONT)
+        alive = await health(worker.record.address, LIVENESS)
+        assert alive == health_pb2.HealthCheckResponse.SERVING
         worker.process.send_signal(signal.SIGTERM)
         assert (await ended(worker.process))[0] == 0
 

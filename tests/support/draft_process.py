@@ -139,11 +139,14 @@ async def peer(worker: Worker) -> AsyncIterator[Peer]:
         await made.close()
 
 
-async def health(address: str) -> health_pb2.HealthCheckResponse.ServingStatus:
+async def health(
+    address: str, service: str = "outrider.v1.DraftService", timeout_s: float = DEADLINE_S
+) -> health_pb2.HealthCheckResponse.ServingStatus:
     async with open_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        request = health_pb2.HealthCheckRequest(service="outrider.v1.DraftService")
-        status: health_pb2.HealthCheckResponse.ServingStatus = (await stub.Check(request)).status
+        request = health_pb2.HealthCheckRequest(service=service)
+        answer = await stub.Check(request, timeout=timeout_s)
+        status: health_pb2.HealthCheckResponse.ServingStatus = answer.status
         return status
 
 

@@ -1,4 +1,5 @@
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 
@@ -106,6 +107,19 @@ def test_events_go_to_the_stream_of_their_session(engine: Engine, drafter: Gated
     assert second.silent
 
 
+def test_the_time_in_the_inbox_is_part_of_the_queue(engine: Engine, drafter: GatedDrafter) -> None:
+    first, second = Stream(engine), Stream(engine)
+    first.say(opened("s", 1, 2, 1))
+    drafter.begun.get(timeout=DEADLINE_S)
+    second.say(opened("s", 1, 3, 1))
+    time.sleep(0.05)  # the drafter is at work for so long
+    drafter.gate.put(None)
+    drafter.gate.put(None)
+    event = second.next()
+    assert isinstance(event, Proposal)
+    assert event.timings.queue_us >= 50_000
+
+
 def test_what_comes_while_it_drafts_is_coalesced(engine: Engine, drafter: GatedDrafter) -> None:
     stream = Stream(engine)
     stream.say(opened("a", 1, 2, 1))
@@ -184,7 +198,7 @@ def test_stop_ends_the_thread_and_the_sessions(drafter: GatedDrafter) -> None:
 def test_a_fault_of_the_engine_itself_is_told(
     drafter: GatedDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Scheduler, stream: int, command: DraftCommand) -> None:
+    def broken(self: Scheduler, stream: int, command: DraftCommand, since: float) -> None:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(Scheduler, "apply", broken)

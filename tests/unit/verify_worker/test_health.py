@@ -11,9 +11,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider import rpc
 from outrider.clock import AwakeClock
 from outrider.messages import Heartbeat
+from outrider.pulse import Pulse
 from verify_worker.engine import Engine
 from verify_worker.health import heartbeat, keep_health
-from verify_worker.pulse import Pulse
 from verify_worker.servicer import Identity
 
 STATUS = health_pb2.HealthCheckResponse.ServingStatus
@@ -40,9 +40,10 @@ class Worker:
             await asyncio.sleep(0)
             self.engine.awake.tick()
 
-    async def says(self, status: int) -> None:
+    async def says(self, status: int, service: str = "") -> None:
+        request = health_pb2.HealthCheckRequest(service=service)
         for _ in range(3000):
-            if (await self.stub.Check(health_pb2.HealthCheckRequest())).status == status:
+            if (await self.stub.Check(request)).status == status:
                 return
             await asyncio.sleep(0.01)
         raise AssertionError(f"health never became {status}")
@@ -65,8 +66,10 @@ async def test_case_35_not_serving_while_the_engine_hangs(worker: Worker) -> Non
     worker.pulse.begin()
     await worker.pass_time(5.1)
     await worker.says(STATUS.NOT_SERVING)
+    await worker.says(STATUS.NOT_SERVING, rpc.LIVENESS)
     assert heartbeat(worker.engine, worker.identity).silent_ms >= 5000
     worker.pulse.rest()
+    await worker.says(STATUS.SERVING, rpc.LIVENESS)
     await worker.says(STATUS.SERVING)
     assert heartbeat(worker.engine, worker.identity) == Heartbeat()
 
@@ -84,6 +87,8 @@ async def test_not_serving_while_it_drains(worker: Worker) -> None:
     await worker.says(STATUS.SERVING)
     worker.identity.draining = True
     await worker.says(STATUS.NOT_SERVING)
+    # That is no reason to start it again.
+    await worker.says(STATUS.SERVING, rpc.LIVENESS)
     assert heartbeat(worker.engine, worker.identity) == Heartbeat(draining=True)
     worker.identity.draining = False
     await worker.says(STATUS.SERVING)

@@ -5,9 +5,9 @@ import threading
 from outrider.clock import AwakeClock
 from outrider.messages import Endings, SamplingParams, StartSession
 from outrider.model.blocks import BlockPool
+from outrider.pulse import PATIENCE, Pulse
 from tests.support.synthetic import VOCABULARY, SyntheticRunner
 from verify_worker.engine import Engine, FromCoordinator
-from verify_worker.pulse import PATIENCE, Pulse
 from verify_worker.scheduler import Limits, Scheduler
 from verify_worker.state import Outcome, Plan
 from verify_worker.tracing import SessionSpans

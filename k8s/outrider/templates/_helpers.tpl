@@ -1,0 +1,367 @@
+{{/* Names, labels, and what the pods of all parts have in common. */}}
+
+{{- define "outrider.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 28 | trimSuffix "-" -}}
+{{- end }}
+
+{{/* Short enough for <fullname>-<model>-coordinator and what controllers append. */}}
+{{- define "outrider.fullname" -}}
+{{- $chart := default .Chart.Name .Values.nameOverride -}}
+{{- $whole := ternary .Release.Name (printf "%s-%s" .Release.Name $chart) (contains $chart .Release.Name) -}}
+{{- default $whole .Values.fullnameOverride | trunc 28 | trimSuffix "-" -}}
+{{- end }}
+
+{{/*
+One part of one model: dict "root" $ "model" NAME "part" coordinator|verify|draft.
+Gives YAML: name, component, model, settings (the part's values with the model's own over them).
+*/}}
+{{- define "outrider.part" -}}
+{{- $model := index .root.Values.models .model -}}
+{{- $settings := mustMergeOverwrite (deepCopy (index .root.Values .part)) (deepCopy (index $model .part | default dict)) -}}
+name: {{ printf "%s-%s-%s" (include "outrider.fullname" .root) .model .part }}
+component: {{ get (dict "coordinator" "coordinator" "verify" "verify-worker" "draft" "draft-worker") .part }}
+model: {{ .model }}
+part: {{ .part }}
+settings:
+  {{- toYaml $settings | nindent 2 }}
+{{- end }}
+
+{{/* The parts that a model has: those of "root" and "model", as a YAML list. */}}
+{{- define "outrider.parts" -}}
+{{- $model := index .root.Values.models .model -}}
+- coordinator
+- verify
+{{- if ne ($model.drafter | default "ngram") "none" }}
+- draft
+{{- end }}
+{{- end }}
+
+{{/* Never changes while a release lives: Deployments and StatefulSets can't change their selectors. */}}
+{{- define "outrider.selector" -}}
+app.kubernetes.io/name: {{ include "outrider.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- with .model }}
+outrider/model: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "outrider.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+{{ include "outrider.selector" . }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "outrider.serviceAccountName" -}}
+{{- .settings.serviceAccount.name | default (ternary .name "default" .settings.serviceAccount.create) -}}
+{{- end }}
+
+{{- define "outrider.image" -}}
+{{- $image := .settings.image -}}
+{{- $tag := $image.tag | default .root.Values.image.tag | default .root.Chart.AppVersion -}}
+{{- with .root.Values.image.registry }}{{ . }}/{{ end -}}
+{{- $image.repository -}}
+{{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $tag }}{{ end -}}
+{{- end }}
+
+{{- define "outrider.redisName" -}}
+{{ include "outrider.fullname" . }}-redis
+{{- end }}
+
+{{- define "outrider.redisUrl" -}}
+{{- .Values.redis.url | default (printf "redis://%s:6379/0" (include "outrider.redisName" .)) -}}
+{{- end }}
+
+{{/* The port in redis.url, by which its NetworkPolicy is made. */}}
+{{- define "outrider.redisPort" -}}
+{{- $host := (urlParse (.Values.redis.url | default "redis://valkey:6379" | splitList "," | first)).host -}}
+{{- if contains ":" $host }}{{ splitList ":" $host | last }}{{ else }}6379{{ end -}}
+{{- end }}
+
+{{/* Seconds from SIGTERM to the end beyond the drain, by part: last frames, and the step in hand. */}}
+{{- define "outrider.stopSeconds" -}}
+{{- get (dict "coordinator" 10 "verify" 45 "draft" 20) .part -}}
+{{- end }}
+
+{{- define "outrider.graceSeconds" -}}
+{{- add (.settings.preStopSeconds | default 0) .root.Values.drainSeconds (include "outrider.stopSeconds" . | int) -}}
+{{- end }}
+
+{{/* Flags of a service from a map: true and false are --flag and --no-flag, lists repeat it. */}}
+{{- define "outrider.flags" -}}
+{{- range $flag, $value := . }}
+{{- if kindIs "bool" $value }}
+- {{ ternary (printf "--%s" $flag) (printf "--no-%s" $flag) $value | quote }}
+{{- else if kindIs "slice" $value }}
+{{- range $value }}
+- {{ printf "--%s=%s" $flag (kindIs "string" . | ternary . (toJson .)) | quote }}
+{{- end }}
+{{- else }}
+- {{ printf "--%s=%s" $flag (kindIs "string" $value | ternary $value (toJson $value)) | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The command line of a service, after `outrider`. */}}
+{{- define "outrider.args" -}}
+{{- $model := index .root.Values.models .model -}}
+{{- $values := .root.Values -}}
+- {{ .component }}
+- --redis-url={{ include "outrider.redisUrl" .root }}
+{{- if $values.redis.passwordSecret.name }}
+- --redis-password-file=/etc/outrider/redis/password
+{{- end }}
+{{- if $values.redis.caSecret.name }}
+- --redis-ca=/etc/outrider/redis-ca/ca.crt
+{{- end }}
+- --host=0.0.0.0
+- --port={{ .settings.port }}
+- --worker-id=$(POD_NAME)
+- --drain-timeout-s={{ $values.drainSeconds }}
+- --log-level={{ $values.telemetry.logLevel }}
+{{- with $values.telemetry.metricsPort }}
+- --metrics-port={{ . }}
+{{- end }}
+{{- with $values.telemetry.otlpEndpoint }}
+- --otlp-endpoint={{ . }}
+{{- end }}
+{{- if eq .part "coordinator" }}
+- --model={{ $model.target }}
+{{- with $model.servedName }}
+- --served-name={{ . }}
+{{- end }}
+{{- else }}
+- --advertise-host=$(POD_IP)
+{{- end }}
+{{- if eq .part "verify" }}
+- --model={{ $model.target }}
+{{- if .settings.ray.enabled }}
+- --tensor-parallel-size={{ mul .settings.ray.hosts .settings.ray.ranksPerHost }}
+- --ray-address=127.0.0.1:6379
+{{- end }}
+{{- end }}
+{{- if eq .part "draft" }}
+{{- $drafter := $model.drafter | default "ngram" }}
+- --drafter={{ $drafter }}
+{{- with $model.draftModel }}
+- --draft-model={{ . }}
+{{- end }}
+{{- if has $drafter (list "model" "hybrid" "early-exit") }}
+- --target={{ $model.target }}
+{{- end }}
+{{- end }}
+{{- include "outrider.flags" .settings.flags }}
+{{- end }}
+
+{{- define "outrider.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "outrider.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{/* Whether the pods of a part read models: lookups do without. */}}
+{{- define "outrider.readsModels" -}}
+{{- $model := index .root.Values.models .model -}}
+{{- if or (ne .part "draft") (has ($model.drafter | default "ngram") (list "model" "hybrid" "early-exit")) }}true{{ end -}}
+{{- end }}
+
+{{- define "outrider.volumeMounts" -}}
+{{- $model := index .root.Values.models .model -}}
+- {name: tmp, mountPath: /tmp}
+- {name: cache, mountPath: /cache}
+{{- if and (include "outrider.readsModels" .) (or $model.volume $model.fetch) }}
+- {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- if .root.Values.redis.passwordSecret.name }}
+- {name: redis-password, mountPath: /etc/outrider/redis, readOnly: true}
+{{- end }}
+{{- if .root.Values.redis.caSecret.name }}
+- {name: redis-ca, mountPath: /etc/outrider/redis-ca, readOnly: true}
+{{- end }}
+{{- with .settings.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "outrider.volumes" -}}
+{{- $model := index .root.Values.models .model -}}
+{{- $redis := .root.Values.redis -}}
+- {name: tmp, emptyDir: {}}
+- {name: cache, emptyDir: {}}
+{{- if and (include "outrider.readsModels" .) (or $model.volume $model.fetch) }}
+- name: models
+  {{- toYaml ($model.volume | default (dict "emptyDir" dict)) | nindent 2 }}
+{{- end }}
+{{- with $redis.passwordSecret.name }}
+- name: redis-password
+  secret:
+    secretName: {{ . }}
+    items: [{key: {{ $redis.passwordSecret.key }}, path: password}]
+{{- end }}
+{{- with $redis.caSecret.name }}
+- name: redis-ca
+  secret:
+    secretName: {{ . }}
+    items: [{key: {{ $redis.caSecret.key }}, path: ca.crt}]
+{{- end }}
+{{- with .settings.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* A probe of the gRPC health service: "" is whether new work is welcome, liveness the engine's progress. */}}
+{{- define "outrider.probes" -}}
+startupProbe:
+  grpc: {port: {{ .settings.port }}, service: liveness}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: {{ div (add .settings.startupSeconds 4) 5 }}
+livenessProbe:
+  grpc: {port: {{ .settings.port }}, service: liveness}
+  periodSeconds: 10
+  timeoutSeconds: 10
+  failureThreshold: 3
+readinessProbe:
+  grpc: {port: {{ .settings.port }}}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 1
+{{- end }}
+
+{{- define "outrider.env" -}}
+- {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+- {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+- {name: HOME, value: /cache}
+- {name: NUMBA_CACHE_DIR, value: /cache/numba}
+- {name: HF_HUB_OFFLINE, value: "1"}
+{{- with .settings.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The container of a service. */}}
+{{- define "outrider.container" -}}
+- name: {{ .component }}
+  image: {{ include "outrider.image" . | quote }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  {{- if and (eq .part "verify") .settings.ray.enabled }}
+  command: [/bin/sh, -ec]
+  args:
+    - {{ include "outrider.rayStart" (dict "how" "--head --port=6379") }} && exec "$@"
+    - outrider
+    - outrider
+    {{- include "outrider.args" . | nindent 4 }}
+  {{- else }}
+  command: [outrider]
+  args:
+    {{- include "outrider.args" . | nindent 4 }}
+  {{- end }}
+  env:
+    {{- include "outrider.env" . | nindent 4 }}
+  ports:
+    - {name: grpc, containerPort: {{ .settings.port }}}
+    {{- with .root.Values.telemetry.metricsPort }}
+    - {name: metrics, containerPort: {{ . }}}
+    {{- end }}
+  {{- include "outrider.probes" . | nindent 2 }}
+  {{- with .settings.preStopSeconds }}
+  lifecycle:
+    preStop:
+      sleep: {seconds: {{ . }}}
+  {{- end }}
+  {{- with .settings.resources }}
+  resources:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  securityContext:
+    {{- include "outrider.containerSecurity" . | nindent 4 }}
+  volumeMounts:
+    {{- include "outrider.volumeMounts" . | nindent 4 }}
+{{- end }}
+
+{{/* `ray start` on one host of a verify worker; its sockets are in /tmp, which is the pod's own. */}}
+{{- define "outrider.rayStart" -}}
+ray start {{ .how }} --disable-usage-stats --include-dashboard=false
+{{- end }}
+
+{{/* The init container that fetches models. */}}
+{{- define "outrider.fetch" -}}
+{{- $fetch := (index .root.Values.models .model).fetch -}}
+{{- if and $fetch (include "outrider.readsModels" .) -}}
+- name: fetch
+  {{- toYaml (omit $fetch "volumeMounts" "securityContext" "name") | nindent 2 }}
+  securityContext:
+    {{- include "outrider.containerSecurity" . | nindent 4 }}
+  volumeMounts:
+    - {name: models, mountPath: /models}
+    - {name: tmp, mountPath: /tmp}
+{{- end }}
+{{- end }}
+
+{{/* The spec of a pod: the part, and "containers" as YAML. */}}
+{{- define "outrider.podSpec" -}}
+serviceAccountName: {{ include "outrider.serviceAccountName" . }}
+automountServiceAccountToken: false
+# Links would be variables such as OUTRIDER_PORT, which are settings of the services.
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ include "outrider.graceSeconds" . }}
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .settings.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .settings.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+securityContext:
+  {{- include "outrider.podSecurity" . | nindent 2 }}
+{{- with include "outrider.fetch" . }}
+initContainers:
+  {{- . | nindent 2 }}
+{{- end }}
+containers:
+  {{- .containers | nindent 2 }}
+volumes:
+  {{- include "outrider.volumes" . | nindent 2 }}
+{{- with .settings.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .settings.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .settings.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .settings.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "outrider.podMetadata" -}}
+{{- with .settings.podAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+labels:
+  {{- mustMergeOverwrite (dict) .settings.podLabels (include "outrider.labels" . | fromYaml) | toYaml | nindent 2 }}
+{{- end }}

@@ -1,0 +1,67 @@
+"""A draft worker is alive while its engine gets on, and not while a call of the drafter hangs."""
+
+import asyncio
+from collections.abc import Sequence
+from queue import SimpleQueue
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from draft_worker.engine import Engine
+from draft_worker.health import keep_liveness
+from outrider import rpc
+from outrider.drafting.base import DraftRequest
+from outrider.drafting.ngram import NgramDrafter
+from outrider.messages import Draft, DraftEvent, OpenDraft, SamplingParams
+
+STATUS = health_pb2.HealthCheckResponse.ServingStatus
+SILENCE_S = 0.05
+
+
+class HangingDrafter(NgramDrafter):
+    """Waits to be let on."""
+
+    def __init__(self) -> None:
+        super().__init__(ngram_min=1, ngram_max=2)
+        self.gate: SimpleQueue[None] = SimpleQueue()
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
+        self.gate.get(timeout=60)
+        return super().propose(requests)
+
+
+async def test_liveness_follows_the_engine() -> None:
+    drafter = HangingDrafter()
+    engine = Engine(drafter, max_sessions=4)
+    server = rpc.Server()
+    port = await server.start("outrider.v1.DraftService", "127.0.0.1", 0)
+    async with rpc.open_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        async def becomes(status: int) -> None:
+            request = health_pb2.HealthCheckRequest(service=rpc.LIVENESS)
+            for _ in range(3000):
+                if (await stub.Check(request)).status == status:
+                    return
+                await asyncio.sleep(0.02)
+            raise AssertionError(f"liveness never became {status}")
+
+        await becomes(STATUS.NOT_SERVING)  # as long as nothing is loaded
+        engine.start()
+        liveness = asyncio.create_task(keep_liveness(server, engine, SILENCE_S))
+        events: SimpleQueue[Sequence[DraftEvent]] = SimpleQueue()
+        try:
+            await becomes(STATUS.SERVING)
+            opened = OpenDraft(
+                session_id="s", epoch=1, token_ids=(1, 2, 1), sampling=SamplingParams(), draft_len=2
+            )
+            engine.submit(engine.open_stream(events.put), [opened])
+            await becomes(STATUS.NOT_SERVING)
+            drafter.gate.put(None)
+            await becomes(STATUS.SERVING)
+            assert await asyncio.to_thread(events.get, timeout=60)
+        finally:
+            drafter.gate.put(None)
+            await asyncio.to_thread(engine.stop)
+            liveness.cancel()
+            await asyncio.wait([liveness])
+            await server.stop(0)

@@ -1,0 +1,151 @@
+"""The chart renders what Kubernetes takes, and refuses wrong values by name."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import helm_python
+import kubernetes_validate
+import kubernetes_validate.utils
+import pytest
+
+from tests.support.chart import CHART, FILES, Rendered, load_chart, values_of
+
+Render = Callable[[str], Rendered]
+OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version()
+# Kinds of controllers that bring their own schemas.
+FOREIGN = {"PodMonitor", "ScaledObject", "RayCluster", "GRPCRoute", "HTTPRoute"}
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    first, _, rest = path.partition(".")
+    return {first: nested(rest, value) if rest else value}
+
+
+def over(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(values)
+    for key, value in more.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = over(merged[key], value) if both else value
+    return merged
+
+
+def test_there_are_value_files_for_every_way_to_run_it() -> None:
+    assert {
+        "minimal",
+        "tls",
+        "external-redis",
+        "hpa",
+        "keda",
+        "kuberay",
+        "two-models",
+        "everything-off",
+    } <= set(FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_lint_finds_nothing(name: str) -> None:
+    report = helm_python.lint(CHART, values_of(name), strict=True, kube_version="v1.30.0")
+    assert report["errors"] == []
+    assert [message for message in report["messages"] if message["severity"] > 1] == []
+
+
+@pytest.fixture(autouse=True, scope="module")
+def schemas_read_once() -> Iterator[None]:
+    """One of their files is large, and read for every object otherwise."""
+    cached = functools.cache(kubernetes_validate.utils.schema_contents)
+    with mock.patch.object(kubernetes_validate.utils, "schema_contents", cached):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [*((name, OLDEST) for name in FILES), ("everything-on", NEWEST)]
+)
+def test_every_object_is_valid(rendered: Render, name: str, version: str) -> None:
+    assert rendered(name).objects
+    for item in rendered(name).objects:
+        if item["kind"] in FOREIGN:
+            continue
+        kubernetes_validate.validate(item, version, strict=True)
+
+
+def test_validation_finds_a_field_that_does_not_exist(rendered: Render) -> None:
+    pod = rendered("minimal").of("StatefulSet")[0]
+    wrong = over(pod, {"spec": {"template": {"spec": {"enableServiceLink": False}}}})
+    with pytest.raises(kubernetes_validate.ValidationError, match="enableServiceLink"):
+        kubernetes_validate.validate(wrong, OLDEST, strict=True)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_names_are_unique_and_short_enough(rendered: Render, name: str) -> None:
+    names = [(item["kind"], item["metadata"]["name"]) for item in rendered(name).objects]
+    assert len(names) == len(set(names))
+    for kind, found in names:
+        # A StatefulSet's pods have its name and a hash as a label.
+        assert len(found) <= (52 if kind == "StatefulSet" else 63)
+
+
+def test_long_names_are_cut_and_stay_apart() -> None:
+    pair = {"target": "/m"}
+    values = {"models": {"main": pair, "a" * 16: pair}}
+    with load_chart() as chart:
+        objects = chart.render(values, name="r" * 53, namespace="n")
+    stateful = "".join(text for path, text in objects.items() if "statefulset" in path)
+    names = [line.split()[1] for line in stateful.splitlines() if line.startswith("  name: ")]
+    assert len(set(names)) == 2
+    assert max(len(found) for found in names) <= 52
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        ("models.main.target", "", "target"),
+        ("models.main.drafter", "medusa", "drafter"),
+        ("models.main.drafter", "model", "draftModel"),
+        ("models.main.draftModel", "/models/draft", "draftModel"),
+        ("models.Main", {"target": "/m"}, "Main"),
+        ("models.main.verfy", {}, "verfy"),
+        ("replicas", 3, "replicas"),
+        ("draft.replicas", -1, "replicas"),
+        ("draft.autoscaling.target", 1.5, "target"),
+        ("draft.autoscaling.scaler", "HPA", "scaler"),
+        ("coordinator.flags", {"queue-wait": 3}, "queue-wait"),
+        ("verify.flags", {"dtype": "int8"}, "dtype"),
+        ("verify.flags", {"max-sessions": 0}, "max-sessions"),
+        ("verify.flags", {"port": 1}, "port"),
+        ("models.main.verify", {"flags": {"kv_memory": "1GiB"}}, "kv_memory"),
+        ("draft.flags", {"prefill-chunk": "many"}, "prefill-chunk"),
+        ("redis.url", "redis://user:secret@host:6379", "url"),
+        ("redis.url", "memcached://host", "url"),
+        ("telemetry.metricsPort", 70000, "metricsPort"),
+        ("telemetry.logLevel", "loud", "logLevel"),
+        ("drainSeconds", "30s", "drainSeconds"),
+        (
+            "verify.extraEnv",
+            [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}],
+            "secretKeyRef",
+        ),
+        ("route", {"enabled": True}, "parentRefs"),
+    ],
+)
+def test_wrong_values_are_refused_with_their_name(path: str, value: Any, field: str) -> None:
+    with load_chart() as chart, pytest.raises(helm_python.HelmValuesError, match=field):
+        chart.validate_schema(over(values_of("minimal"), nested(path, value)))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"scaler": "hpa", "minReplicas": 0}, "draft.autoscaling.minReplicas"),
+        ({"scaler": "none"}, ""),
+    ],
+)
+def test_zero_replicas_need_keda(more: dict[str, Any], said: str) -> None:
+    values = over(values_of("minimal"), {"draft": {"autoscaling": more}})
+    with load_chart() as chart:
+        if not said:
+            chart.render(values, name="r", namespace="n")
+            return
+        with pytest.raises(helm_python.HelmRenderError, match=said):
+            chart.render(values, name="r", namespace="n")

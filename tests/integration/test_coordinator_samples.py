@@ -189,7 +189,7 @@ async def test_a_client_that_goes_takes_every_sample_along(stack: Stack) -> None
         await worker.closed(name)
 
     async def released() -> bool:
-        return not stack.coordinator._sessions.running and not stack.coordinator._sessions._claims
+        return not stack.coordinator._sessions.running and not stack.coordinator._sessions.claims
 
     await until_async(released, "nothing is left of the request")
 

@@ -14,7 +14,7 @@ from coordinator.claims import Asked
 from coordinator.commit import Piece
 from coordinator.requests import GenerateCall
 from coordinator.session import RunningSession
-from coordinator.sessions import Sessions, ending_of, may_go_on
+from coordinator.sessions import ClientGoneError, Sessions, ending_of, may_go_on
 from outrider.errors import OutriderError, SessionExistsError, UnknownSessionError
 from outrider.messages import FinishReason
 from outrider.sampling.seeds import derived_seed
@@ -26,6 +26,8 @@ T = TypeVar("T")
 EmitOf: TypeAlias = Callable[[int, int, list[Piece]], Awaitable[None]]
 # (index of the sample, its session, why it ended)
 EndedOf: TypeAlias = Callable[[int, RunningSession, FinishReason], Awaitable[None]]
+# How long a client that reads nothing holds up the end of what was cancelled.
+TELL_S = 2.0
 
 
 def calls_of(call: GenerateCall) -> list[GenerateCall]:
@@ -63,7 +65,7 @@ class Samples:
         self._later: set[RunningSession] = set()
         self._turns = asyncio.Semaphore(0)
         # What the client is told when another call takes the request over.
-        self._left: asyncio.Future[OutriderError] = asyncio.get_running_loop().create_future()
+        self._left: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         # What becomes of the samples that have not ended by themselves; None pauses them.
         self._rest: FinishReason | None = None
 
@@ -129,12 +131,13 @@ class Samples:
         """
         self._cancelled = True
         stopped = [session.stop() for session in self.started]
+        if not self._starting:
+            self._tell_for_a_while()
         return any(stopped) or (self._starting and not self.has_begun)
 
     def leave(self, error: OutriderError) -> None:
         """Pause every sample, and tell the client `error`."""
-        if not self._left.done():
-            self._left.set_result(error)
+        self._leave(error)
         for session in self.started:
             session.pause(error)
 
@@ -148,6 +151,8 @@ class Samples:
                 the request over, and all are paused.
             ClientGoneError: all are paused.
         """
+        if self._cancelled:
+            self._tell_for_a_while()
         tasks = [
             asyncio.create_task(self._follow(index, session, emit, ended))
             for index, session in enumerate(self.started)
@@ -180,6 +185,15 @@ class Samples:
         """Give up the id, when all is over or nothing has started."""
         self.settled.set()
         self._sessions.claims.release(self)
+
+    def _leave(self, error: Exception) -> None:
+        if not self._left.done():
+            self._left.set_result(error)
+
+    def _tell_for_a_while(self) -> None:
+        """Have a client that does not read hold up the end of what was cancelled no longer."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(TELL_S, self._leave, ClientGoneError("cancelled"))
 
     def _started(self) -> None:
         self._starting = False

@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 from opentelemetry import trace
 
 from coordinator import replies
+from coordinator.access import Access
 from coordinator.admission import Admission
-from coordinator.calls import Context, tenant_of, traceparent_of
+from coordinator.calls import Context, traceparent_of
 from coordinator.draining import DrainOrders
 from coordinator.follow import Follower
 from coordinator.limits import MAX_SAMPLES, check_name, check_offsets
@@ -34,6 +35,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         model: ServedModel,
         admission: Admission,
         drains: DrainOrders,
+        access: Access,
+        *,
+        unread_s: float,
     ) -> None:
         self._sessions = sessions
         self._services = services
@@ -41,6 +45,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._model = model
         self._reception = Reception(sessions, admission)
         self._drains = drains
+        self._access = access
+        self._unread_s = unread_s
         self._tracer = telemetry.tracer(__name__)
         self._log = logs.get(__name__)
 
@@ -52,7 +58,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         """Stream the completions of one prompt."""
         arrived = time.monotonic()
         async with self._call("coordinator.generate", context) as span:
-            tenant = tenant_of(context)
+            tenant = self._access.tenant_of(context)
             await self._reception.check(
                 request.session_id,
                 tenant,
@@ -60,7 +66,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 keyed=bool(request.idempotency_key),
             )
             call = await self._read(request, tenant)
-            follower = Follower(context.write, arrived=arrived, span=span)
+            follower = Follower(context.write, arrived=arrived, span=span, unread_s=self._unread_s)
             await self._reception.generate(call, follower, span)
 
     async def Resume(  # type: ignore[override]  # noqa: N802 - the name of the rpc
@@ -75,10 +81,11 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         async with self._call("coordinator.resume", context) as span:
             check_offsets(request)
             offsets = tuple(request.offsets)
-            follower = Follower(write, arrived=arrived, span=span, offsets=offsets)
-            await self._reception.resume(
-                request.session_id, tenant_of(context), offsets, follower, span
+            follower = Follower(
+                write, arrived=arrived, span=span, unread_s=self._unread_s, offsets=offsets
             )
+            tenant = self._access.tenant_of(context)
+            await self._reception.resume(request.session_id, tenant, offsets, follower, span)
 
     async def Cancel(  # noqa: N802 - the name of the rpc
         self, request: coordinator_pb2.CancelRequest, context: Context
@@ -86,7 +93,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         """Cancel a session, whichever coordinator runs it."""
         async with self._errors(context):
             check_name("session_id", request.session_id)
-            cancelled = await self._sessions.cancel(request.session_id, tenant_of(context))
+            tenant = self._access.tenant_of(context)
+            cancelled = await self._sessions.cancel(request.session_id, tenant)
             return coordinator_pb2.CancelResponse(cancelled=cancelled)
 
     async def GetSession(  # noqa: N802 - the name of the rpc
@@ -95,7 +103,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         """Tell how far a session is."""
         async with self._errors(context):
             check_name("session_id", request.session_id)
-            record, token_ids = await self._sessions.find(request.session_id, tenant_of(context))
+            tenant = self._access.tenant_of(context)
+            record, token_ids = await self._sessions.find(request.session_id, tenant)
             info = replies.session_info(record, token_ids)
             return coordinator_pb2.GetSessionResponse(session=info)
 

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider import logs, rpc, service
+from outrider.callers import COORDINATOR_NAME
 from outrider.errors import InternalError
 from outrider.pb.v1 import verify_pb2, verify_pb2_grpc
 from outrider.session.announcing import Announcer
 from outrider.session.prefixes import Holder, PrefixDirectory, keep_published
 from outrider.session.redis import Redis, connect
 from outrider.session.registry import Pool, Registry, WorkerRecord
+from outrider.tls import TlsFiles
 from verify_worker import metrics
 from verify_worker.config import Settings
 from verify_worker.draft_links import DraftLinks
@@ -46,15 +48,17 @@ class VerifyWorker:
             InternalError: the engine failed.
         """
         settings = self._settings
+        # Before the model, which may take minutes.
+        tls = settings.open_tls(settings.draft_worker_name)
         loading = asyncio.create_task(asyncio.to_thread(load_target, settings))
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         target = await loading
         if not stop.is_set():
-            await self._serve(target, stop)
+            await self._serve(target, tls, stop)
 
-    async def _serve(self, target: Target, stop: asyncio.Event) -> None:
+    async def _serve(self, target: Target, tls: TlsFiles | None, stop: asyncio.Event) -> None:
         settings = self._settings
         loop = asyncio.get_running_loop()
 
@@ -63,13 +67,17 @@ class VerifyWorker:
 
         engine = Engine(target.scheduler, target.runner, publish, SessionSpans())
         streams = Streams(lambda: heartbeat(engine, self._identity))
-        links = DraftLinks(engine.post)
-        server = rpc.Server()
+        links = DraftLinks(engine.post, tls)
+        server = rpc.Server(tls=tls, checks=settings.peer_checks(COORDINATOR_NAME))
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(
             VerifyServicer(self._identity, engine, streams), server.grpc
         )
         metrics.export(target.scheduler, settings.max_draft_len)
-        async with connect(settings.redis_url) as redis:
+        async with connect(
+            settings.redis_url,
+            password_file=settings.redis_password_file,
+            tls=settings.redis_tls(),
+        ) as redis:
             port = await server.start(SERVICE_NAME, settings.host, settings.port)
             address = f"{settings.advertise_host or settings.host}:{port}"
             engine.start()
@@ -86,7 +94,8 @@ class VerifyWorker:
             died = asyncio.wrap_future(engine.finished)
             stopped = asyncio.create_task(stop.wait())
             try:
-                waiting: set[asyncio.Future[Any]] = {stopped, died}
+                # Nobody would find a worker that is no longer announced.
+                waiting: set[asyncio.Future[Any]] = {stopped, died, announcing}
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 stopped.cancel()

@@ -2,6 +2,9 @@
 
 import re
 
+# Written to find out whether Redis takes writes.
+PROBE_KEY = "outrider:probe"
+
 _SAMPLE_ID = re.compile(r".*\.[0-9]+", re.DOTALL)
 
 

@@ -260,20 +260,6 @@ def test_speculation_off_never_speaks_to_a_draft_worker() -> None:
     assert worker.to_drafter == []
 
 
-def test_fencing_by_epoch() -> None:
-    worker = Worker()
-    worker.start(epoch=3)
-    worker.start(epoch=3)
-    assert isinstance(worker.ends.pop("s").error, FencedError)  # type: ignore[union-attr]
-    worker.take(worker.scheduler.close("s", 2))
-    assert worker.scheduler.sessions["s"].epoch == 3
-    worker.start(epoch=4, tokens=[1, 2, 3, 4, 5, 6], prompt_len=5)
-    assert worker.scheduler.sessions["s"].epoch == 4
-    worker.take(worker.scheduler.close("s", 4))
-    assert not worker.scheduler.sessions
-    assert worker.scheduler.pool.free == worker.scheduler.pool.total
-
-
 def test_a_session_goes_on_from_its_committed_tokens() -> None:
     expected = plain_decoding(range(1, 6), 12)
     worker = Worker()

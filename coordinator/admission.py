@@ -3,7 +3,8 @@
 As many sessions run as there is room for; further requests wait in a queue that is bounded in
 length and time. Tenants take turns, and the requests of each are served in the order in which
 they came, so nobody starves: one for several completions is never overtaken for being large.
-Who is resumed goes before who is new. When the queue is full, a tenant with fewer requests in it
+Who is resumed goes before who is new, and if all of it can never fit it begins with as much as
+can, once that is free. When the queue is full, a tenant with fewer requests in it
 gets the place of the last one of the tenant with the most.
 """
 
@@ -36,11 +37,11 @@ class AdmissionLimits:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A request that waits: the future is done once it may begin."""
+    """A request that waits: the future is done once it may begin, with the places that it has."""
 
     tenant: str
     sessions: int
-    granted: asyncio.Future[None] = field(
+    granted: asyncio.Future[int] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
@@ -109,26 +110,32 @@ class Admission:
     @asynccontextmanager
     async def admitted(
         self, tenant: str, sessions: int, *, resumed: bool = False, running: bool = False
-    ) -> AsyncIterator[None]:
-        """Wait until `sessions` more may run for the tenant, and hold their places.
+    ) -> AsyncIterator[int]:
+        """Wait until `sessions` more may run for the tenant, hold their places, and give how many.
 
-        Those that are `running` here are about to be taken from the call that has them, which can't
-        be waited for.
+        There are fewer places only for who is resumed and can never have as many. Those that are
+        `running` here are about to be taken from the call that has them, which can't be waited for.
 
         Raises:
-            InvalidRequestError: a tenant may never have so many.
+            InvalidRequestError: a tenant may never have so many that are new.
             OverloadedError: the queue is full, or the wait was in vain.
         """
+        line = self._resumed if resumed else self._new
         if running:
-            self._hold(tenant, sessions)
+            places = self._need(sessions, line)
+            self._hold(tenant, places)
         else:
-            await self._enter(tenant, sessions, self._resumed if resumed else self._new)
+            places = await self._enter(tenant, sessions, line)
         began = time.monotonic()
         try:
-            yield
+            yield places
         finally:
             self._session_s += NEWEST_SHARE * (time.monotonic() - began - self._session_s)
-            self._leave(tenant, sessions)
+            self._leave(tenant, places)
+
+    def waits(self, tenant: str, sessions: int) -> bool:
+        """Whether a new request would have to wait, or be refused."""
+        return self._would_wait(tenant, sessions, self._new)
 
     def check(self, tenant: str, sessions: int) -> None:
         """Refuse now what `admitted` would refuse at once; for before the prompt is read.
@@ -140,12 +147,12 @@ class Admission:
 
     def _check(self, tenant: str, sessions: int, line: _Line) -> None:
         own = self._limits.tenant_sessions
-        if own and sessions > own:
+        if line is self._new and own and sessions > own:
             raise InvalidRequestError(
                 f"{sessions} completions at once are more than the {own} sessions that a tenant "
                 "may have here"
             )
-        if sessions > self._most:
+        if line is self._new and sessions > self._most:
             raise self._overloaded(f"{sessions} sessions at once, where {self._most} fit in all")
         if self._would_wait(tenant, sessions, line) and not self._has_place(tenant, line):
             raise self._overloaded(f"{self.running} sessions run and {self.queued} requests wait")
@@ -158,14 +165,16 @@ class Admission:
             gone = waiting.granted.cancelled()  # it has yet to notice
             self._dequeue(line, waiting, served=not gone)
             if not gone:
-                self._hold(waiting.tenant, waiting.sessions)
-                waiting.granted.set_result(None)
+                places = self._need(waiting.sessions, line)
+                self._hold(waiting.tenant, places)
+                waiting.granted.set_result(places)
 
-    async def _enter(self, tenant: str, sessions: int, line: _Line) -> None:
+    async def _enter(self, tenant: str, sessions: int, line: _Line) -> int:
         self._check(tenant, sessions, line)
         if not self._would_wait(tenant, sessions, line):
-            self._hold(tenant, sessions)
-            return
+            places = self._need(sessions, line)
+            self._hold(tenant, places)
+            return places
         if self.queued >= self._limits.max_queued:
             self._displace(self._new.last_of_most())
         waiting = _Waiting(tenant, sessions)
@@ -174,7 +183,7 @@ class Admission:
         self._queue_length.add(1)
         try:
             async with asyncio.timeout(self._limits.queue_wait_s):
-                await waiting.granted
+                return await waiting.granted
         except TimeoutError:
             self._give_up(line, waiting)
             raise self._overloaded(
@@ -191,7 +200,7 @@ class Admission:
             # Those behind it may fit.
             self.look()
         elif waiting.granted.exception() is None:
-            self._leave(waiting.tenant, waiting.sessions)
+            self._leave(waiting.tenant, waiting.granted.result())
 
     def _displace(self, waiting: _Waiting) -> None:
         self._dequeue(self._new, waiting)
@@ -221,13 +230,21 @@ class Admission:
         room = self._room() or max(self._limits.max_queued, 1)
         return min(room, self._limits.max_sessions or room)
 
+    def _need(self, sessions: int, line: _Line) -> int:
+        """The places without which a request does not begin; those of a new one are all."""
+        if line is self._new:
+            return sessions
+        # It can't be refused for good any more, and there may never be room for all of it.
+        return min(sessions, self._most, self._limits.tenant_sessions or sessions)
+
     def _fits_tenant(self, tenant: str, sessions: int) -> bool:
         own = self._limits.tenant_sessions
         return not own or self._tenants[tenant] + sessions <= own
 
     def _would_wait(self, tenant: str, sessions: int, line: _Line) -> bool:
         """Whether a request has to wait, behind others in its line or for room."""
-        if self.running + sessions > self._most or not self._fits_tenant(tenant, sessions):
+        places = self._need(sessions, line)
+        if self.running + places > self._most or not self._fits_tenant(tenant, places):
             return True
         ahead = (self._resumed,) if line is self._resumed else (self._resumed, self._new)
         return any(self._first(one) is not None or one.count(tenant) for one in ahead)
@@ -245,7 +262,8 @@ class Admission:
         """Whose turn it is; tenants that have all that they may have are left out."""
         most = self._most
         for waiting in line:
-            if waiting.sessions <= most and self._fits_tenant(waiting.tenant, waiting.sessions):
+            places = self._need(waiting.sessions, line)
+            if places <= most and self._fits_tenant(waiting.tenant, places):
                 return waiting
         return None
 
@@ -254,7 +272,8 @@ class Admission:
         for line in (self._resumed, self._new):
             first = self._first(line)
             if first is not None:
-                return line if self.running + first.sessions <= self._most else None
+                places = self._need(first.sessions, line)
+                return line if self.running + places <= self._most else None
         return None
 
     def _overloaded(self, why: str) -> OverloadedError:

@@ -124,21 +124,34 @@ class LogWriter:
         if journal.lost is not None:
             raise journal.lost
 
-    async def hand_over(self, session_id: str) -> None:
-        """Write what is still to be written of a session that is taken over here; then no more.
+    async def settle(self, session_id: str, tenant: str) -> list[Journal]:
+        """Write what is still to be written of a tenant's session, so that Redis tells the truth.
+
+        Gives the journals that this was about.
 
         Raises:
             RecordsUnavailableError: that can't be done now.
         """
-        known = (*self._behind, *self._aside, *self._under_way)
-        former = {journal: None for journal in known if journal.session_id == session_id}
-        for journal in former:
+        journals = {
+            journal: None
+            for journal in (*self._behind, *self._aside, *self._under_way)
+            if journal.session_id == session_id and journal.record.tenant == tenant
+        }
+        for journal in journals:
             await self._written(journal)
             if journal.behind:
                 raise RecordsUnavailableError(
                     f"Redis does not answer, and lacks the end of session {session_id!r}; try "
                     "again later"
                 )
+        return list(journals)
+
+    async def hand_over(self, session_id: str, tenant: str) -> None:
+        """`settle` a session that is taken over here; from then on its journals write no more.
+
+        Raises as `settle`.
+        """
+        for journal in await self.settle(session_id, tenant):
             journal.give_up()
 
     async def catch_up(self) -> None:

@@ -16,6 +16,7 @@ from coordinator.speculation import resolve_speculation
 from outrider.errors import InvalidRequestError, UnknownModelError
 from outrider.messages import LogprobOptions, SamplingParams, SpeculationOptions
 from outrider.pb.v1 import coordinator_pb2
+from outrider.session.names import may_be_sample_id
 from outrider.session.policy import Policy
 from outrider.session.record import ChatMessage
 
@@ -82,6 +83,11 @@ async def read_request(
         raise InvalidRequestError(
             f"session_id {request.session_id[:140]!r} must be 1 to 128 characters of "
             "A-Z a-z 0-9 . _ : -"
+        )
+    if may_be_sample_id(request.session_id):
+        raise InvalidRequestError(
+            f"session_id {request.session_id!r} must not end in a dot and a number: such ids are "
+            "those of the further completions of a request"
         )
     if len(request.idempotency_key) > MAX_KEY_CHARS:
         raise InvalidRequestError(f"idempotency_key must be at most {MAX_KEY_CHARS} characters")

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 
 from opentelemetry import trace
 
@@ -11,16 +11,16 @@ from coordinator.access import Access
 from coordinator.admission import Admission
 from coordinator.calls import Context, traceparent_of
 from coordinator.draining import DrainOrders
-from coordinator.follow import Follower, describe_call
+from coordinator.follow import Follower
 from coordinator.limits import MAX_SAMPLES, check_name, check_offsets
 from coordinator.model import ServedModel
+from coordinator.reception import Reception
 from coordinator.requests import GenerateCall, read_request
-from coordinator.samples import Samples
 from coordinator.services import Services
 from coordinator.sessions import ClientGoneError, Sessions
 from coordinator.speculation import CurrentPolicy
 from outrider import logs, rpc, telemetry, wire
-from outrider.errors import InternalError, OutriderError, SessionExistsError
+from outrider.errors import InternalError, OutriderError
 from outrider.pb.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 
@@ -43,7 +43,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._services = services
         self._policy = policy
         self._model = model
-        self._admission = admission
+        self._reception = Reception(sessions, admission)
         self._drains = drains
         self._access = access
         self._unread_s = unread_s
@@ -59,29 +59,15 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         arrived = time.monotonic()
         async with self._call("coordinator.generate", context) as span:
             tenant = self._access.tenant_of(context)
-            self._admission.check(tenant, min(max(request.n, 1), MAX_SAMPLES))
+            await self._reception.check(
+                request.session_id,
+                tenant,
+                min(max(request.n, 1), MAX_SAMPLES),
+                keyed=bool(request.idempotency_key),
+            )
             call = await self._read(request, tenant)
             follower = Follower(context.write, arrived=arrived, span=span, unread_s=self._unread_s)
-            try:
-                async with (
-                    self._admission.admitted(tenant, call.samples),
-                    self._samples(call.session_id, tenant) as samples,
-                ):
-                    await samples.start(call, telemetry.traceparent())
-                    describe_call(span, samples)
-                    await follower.follow(samples)
-            except SessionExistsError:
-                if not call.idempotency_key or follower.begun:
-                    raise
-                # It was asked before; whether the answer ever arrived, nobody knows.
-                await self._sessions.check_same_request(call)
-                async with (
-                    self._resumed(call.session_id, tenant, call.samples),
-                    self._samples(call.session_id, tenant) as samples,
-                ):
-                    await samples.resume((), telemetry.traceparent())
-                    describe_call(span, samples)
-                    await follower.follow(samples)
+            await self._reception.generate(call, follower, span)
 
     async def Resume(  # type: ignore[override]  # noqa: N802 - the name of the rpc
         self, request: coordinator_pb2.ResumeRequest, context: Context
@@ -99,14 +85,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 write, arrived=arrived, span=span, unread_s=self._unread_s, offsets=offsets
             )
             tenant = self._access.tenant_of(context)
-            sessions = max(len(offsets), 1)
-            async with (
-                self._resumed(request.session_id, tenant, sessions),
-                self._samples(request.session_id, tenant) as samples,
-            ):
-                await samples.resume(offsets, telemetry.traceparent())
-                describe_call(span, samples)
-                await follower.follow(samples)
+            await self._reception.resume(request.session_id, tenant, offsets, follower, span)
 
     async def Cancel(  # noqa: N802 - the name of the rpc
         self, request: coordinator_pb2.CancelRequest, context: Context
@@ -171,21 +150,6 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             tenant=tenant,
             previous=previous,
         )
-
-    def _resumed(
-        self, session_id: str, tenant: str, sessions: int
-    ) -> AbstractAsyncContextManager[None]:
-        running = session_id in self._sessions.running
-        return self._admission.admitted(tenant, sessions, resumed=True, running=running)
-
-    @asynccontextmanager
-    async def _samples(self, session_id: str, tenant: str) -> AsyncIterator[Samples]:
-        """The sessions of a request; whatever happens, they are closed at their workers."""
-        samples = Samples(self._sessions, session_id, tenant)
-        try:
-            yield samples
-        finally:
-            await samples.close()
 
     @asynccontextmanager
     async def _call(self, name: str, context: Context) -> AsyncIterator[trace.Span]:

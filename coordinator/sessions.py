@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
+from coordinator.claims import Claims, check_same
 from coordinator.conversation import Previous
 from coordinator.journal import Journal
 from coordinator.model import ServedModel
@@ -15,7 +15,6 @@ from coordinator.session import RunningSession
 from outrider.errors import (
     FencedError,
     InternalError,
-    InvalidRequestError,
     OutriderError,
     OverloadedError,
     RecordsUnavailableError,
@@ -36,18 +35,15 @@ class ClientGoneError(Exception):
     """Nobody reads the call any more; what is left of it is paused."""
 
 
-class Request(Protocol):
-    """A request that has claimed its id; all that is known of it here."""
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A request that has begun: the record of its first session, and the sessions of it that are
+    still to run. `runs_here`: that first session does.
+    """
 
-    tenant: str
-    # Once all of it has started, or could not.
-    settled: asyncio.Event
-
-    def cancel(self) -> bool:
-        """Cancel all of it; False when nothing was left to cancel."""
-
-    def leave(self, error: OutriderError) -> None:
-        """Pause all of it, and tell its client `error`."""
+    record: SessionRecord
+    unfinished: int
+    runs_here: bool
 
 
 class Sessions:
@@ -58,50 +54,20 @@ class Sessions:
     ) -> None:
         self.running: dict[str, RunningSession] = {}
         self.draining = False
-        # Requests that are followed here, by their ids.
-        self._claims: dict[str, Request] = {}
+        self.claims = Claims()
         self._services = services
         self._records = records
         self._model = model
         self._coordinator_id = coordinator_id
         self._ended = asyncio.Event()
 
-    def claim(self, session_id: str, request: Request) -> None:
-        """Take an id for a request until `release`.
-
-        Raises:
-            SessionExistsError: another request has the id.
-        """
-        if session_id in self._claims or session_id in self.running:
-            raise _is_running(session_id)
-        self._claims[session_id] = request
-
-    def claim_from(self, session_id: str, request: Request) -> None:
-        """Take an id for a request that resumes it; whoever follows it here has to leave.
-
-        Raises:
-            UnknownSessionError: it is another tenant's.
-        """
-        other = self._claims.get(session_id)
-        if other is not None:
-            if other.tenant != request.tenant:
-                raise unknown_session(session_id)
-            other.leave(_resumed(session_id))
-        self._claims[session_id] = request
-
-    def release(self, session_id: str, request: Request) -> None:
-        """Give up an id that was claimed, unless another request has it now."""
-        if self._claims.get(session_id) is request:
-            del self._claims[session_id]
-
     async def start(self, call: GenerateCall, traceparent: str) -> RunningSession:
-        """Write the record of a new session and place it; `end` must follow.
+        """Write the record of a new session; `place` and `end` must follow.
 
         Raises:
             SessionExistsError: the id is in use.
             RecordsUnavailableError: Redis does not answer.
-            UnavailableError: no verify worker is up, or this coordinator is stopping.
-            OverloadedError: all verify workers are full.
+            UnavailableError: this coordinator is stopping.
         """
         return await self.begin(self._new_record(call), call.prompt, traceparent)
 
@@ -111,7 +77,7 @@ class Sessions:
         """Like `start`, for a new session that is to be as another one's record says."""
         self._check_not_draining()
         if like.session_id in self.running:
-            raise _is_running(like.session_id)
+            raise SessionExistsError(f"session {like.session_id!r} is running; choose another id")
         record = replace(
             like,
             owner=self._coordinator_id,
@@ -131,28 +97,28 @@ class Sessions:
         if like.finish_reason is FinishReason.CANCELLED:
             commit.end(FinishReason.CANCELLED)  # before it began
         await self._create(journal)
-        await self._run(session)
+        self.running[session.session_id] = session
         self._services.figures.started()
         return session
 
     async def take_over(
         self, session_id: str, tenant: str, have: int, traceparent: str
     ) -> RunningSession:
-        """Own a session, whoever ran it, and place it unless it has ended; `end` must follow.
+        """Own a session, whoever ran it; `place` and `end` must follow.
 
         `have` is how many tokens of the completion its client has.
 
         Raises:
             UnknownSessionError: the tenant has no such session.
             RecordsUnavailableError: Redis does not answer.
-            UnavailableError, OverloadedError: as of `start`.
+            UnavailableError: this coordinator is stopping, or the log lacks too much.
         """
         self._check_not_draining()
         former = self.running.get(session_id)
         if former is not None and former.tenant == tenant:
             del self.running[session_id]
-            former.pause(_resumed(session_id))
-        await self._services.writer.hand_over(session_id)
+            former.pause(FencedError(f"session {session_id!r} was resumed by another call"))
+        await self._services.writer.hand_over(session_id, tenant)
         stored = await self._records.take_over(
             session_id, owner=self._coordinator_id, tenant=tenant
         )
@@ -170,9 +136,24 @@ class Sessions:
         except OutriderError:
             await session.close(None)
             raise
-        await self._run(session)
+        self.running[session.session_id] = session
+        # It may have to wait for its place, and its lease is renewed from now on.
+        self._services.writer.later(session.journal)
         self._services.figures.resumed()
         return session
+
+    async def place(self, session: RunningSession) -> None:
+        """Place a session that was begun or taken over, unless it has ended.
+
+        Raises:
+            UnavailableError: no verify worker is up.
+            OverloadedError: all verify workers are full.
+        """
+        try:
+            await session.place()
+        except (OutriderError, asyncio.CancelledError) as error:
+            await self.end(session, *ending_of(error))
+            raise
 
     async def end(
         self,
@@ -195,10 +176,9 @@ class Sessions:
             UnknownSessionError: the tenant has no such session.
             RecordsUnavailableError: it does not run here, and Redis does not answer.
         """
-        request = self._claims.get(session_id)
+        request = self.claims.of(session_id, tenant)
         session = self.running.get(session_id)
-        here = request or session
-        if here is not None and here.tenant != tenant:
+        if session is not None and session.tenant != tenant:
             raise unknown_session(session_id)
         if request is not None and request.cancel():
             return True
@@ -240,29 +220,46 @@ class Sessions:
         record, token_ids = await self.find(session_id, tenant)
         return as_previous(self._model, record, token_ids)
 
-    async def check_same_request(self, call: GenerateCall) -> None:
-        """Refuse a request whose session exists, unless it is the very same request again.
+    async def standing(self, session_id: str, tenant: str) -> Standing:
+        """How far a request is, or one of its samples by itself; what runs here is known here.
 
         Raises:
-            SessionExistsError: the session is another request's.
-            InvalidRequestError: the request differs from the one with its key.
+            UnknownSessionError: the tenant has none that has begun.
+            RecordsUnavailableError: it does not run here, and Redis does not answer.
         """
-        session_id = call.session_id
-        here = self._claims.get(session_id)
-        if here is not None:
-            await here.settled.wait()  # until then there may be no record
-        exists = SessionExistsError(f"session {session_id!r} exists already; choose another id")
+        request = self.claims.of(session_id, tenant)
+        running = self.running.get(session_id)
+        if running is not None and running.tenant != tenant:
+            raise unknown_session(session_id)
+        if request is not None and request.record is not None:
+            return Standing(request.record, request.unfinished, running is not None)
+        if running is not None:
+            record = running.journal.record
+        else:
+            await self._services.writer.settle(session_id, tenant)
+            record = await self._records.read_record(session_id)
+            if record.tenant != tenant:
+                raise unknown_session(session_id)
+        if record.samples == 1:
+            unfinished = int(record.state is not SessionState.FINISHED)
+        else:
+            unfinished = await self._records.count_unfinished(record.sample_ids)
+        return Standing(record, unfinished, running is not None)
+
+    async def begun_before(self, call: GenerateCall) -> Standing | None:
+        """What a request has become that was made before; None if it has not begun.
+
+        Raises:
+            SessionExistsError: the id is another request's.
+            InvalidRequestError: the request differs from the one with its key.
+            RecordsUnavailableError: it does not run here, and Redis does not answer.
+        """
         try:
-            record, _ = await self.find(session_id, call.tenant)
-        except UnknownSessionError as error:
-            raise exists from error  # another tenant's
-        if record.idempotency_key != call.idempotency_key:
-            raise exists
-        if record.digest != call.digest:
-            raise InvalidRequestError(
-                f"session {session_id!r} was begun with this idempotency_key by another request; "
-                "send the same one, or choose another id and key"
-            )
+            before = await self.standing(call.session_id, call.tenant)
+        except UnknownSessionError:
+            return None
+        check_same(before.record, call)
+        return before
 
     def check_drafters(self) -> None:
         """Give another draft worker to the sessions whose own is gone."""
@@ -297,15 +294,6 @@ class Sessions:
             # The record may be there all the same, and must not stay "running".
             journal.pause()
             writer.later(journal)
-            raise
-
-    async def _run(self, session: RunningSession) -> None:
-        """Place a session that is owned."""
-        self.running[session.session_id] = session
-        try:
-            await session.place()
-        except (OutriderError, asyncio.CancelledError) as error:
-            await self.end(session, *ending_of(error))
             raise
 
     def _check_not_draining(self) -> None:
@@ -348,11 +336,3 @@ def ending_of(error: BaseException) -> tuple[FinishReason | None, OutriderError 
     if isinstance(error, OutriderError):
         return FinishReason.ERROR, error
     return FinishReason.ERROR, InternalError("a fault of the coordinator; see its log")
-
-
-def _resumed(session_id: str) -> FencedError:
-    return FencedError(f"session {session_id!r} was resumed by another call")
-
-
-def _is_running(session_id: str) -> SessionExistsError:
-    return SessionExistsError(f"session {session_id!r} is running; choose another id")

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from opentelemetry import metrics, trace
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
@@ -11,8 +11,8 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from prometheus_client import start_http_server
 
 from outrider import logs
@@ -20,8 +20,8 @@ from outrider.errors import AddressInUseError
 
 # With all its retries; a process that ends waits this long for a collector that is down.
 EXPORT_TIMEOUT_S = 2
-# Where the exporters log, and how often what they say is passed on.
-EXPORTERS = "opentelemetry.exporter"
+# Where the exporters and what feeds them log, and how often what they say is passed on.
+EXPORTERS = ("opentelemetry.exporter", "opentelemetry.sdk")
 COMPLAINT_EVERY_S = 300.0
 
 
@@ -55,16 +55,36 @@ class Complaints(logging.Handler):
 
 def listen(complaints: Complaints) -> Callable[[], None]:
     """Let `complaints` alone say what the exporters log, until the returned function is called."""
-    logger = logging.getLogger(EXPORTERS)
-    propagate = logger.propagate
-    logger.addHandler(complaints)
-    logger.propagate = False
+    loggers = [logging.getLogger(name) for name in EXPORTERS]
+    propagated = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(complaints)
+        logger.propagate = False
 
     def stop() -> None:
-        logger.removeHandler(complaints)
-        logger.propagate = propagate
+        for logger, propagate in zip(loggers, propagated, strict=True):
+            logger.removeHandler(complaints)
+            logger.propagate = propagate
 
     return stop
+
+
+class SpanExporter(OTLPSpanExporter):
+    """Once the process is `ending`, what follows a batch that failed is given up.
+
+    Thousands of spans may be waiting, and each batch would be tried until its time is up.
+    """
+
+    ending = False
+    _given_up = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send a batch."""
+        if self._given_up:
+            return SpanExportResult.FAILURE
+        result = super().export(spans)
+        self._given_up = self.ending and result is SpanExportResult.FAILURE
+        return result
 
 
 def install(
@@ -94,10 +114,10 @@ def install(
             )
         )
         traces = TracerProvider(resource=resource)
-        exporter = OTLPSpanExporter(otlp_endpoint, insecure=insecure, timeout=EXPORT_TIMEOUT_S)
+        exporter = SpanExporter(otlp_endpoint, insecure=insecure, timeout=EXPORT_TIMEOUT_S)
         traces.add_span_processor(BatchSpanProcessor(exporter))
         trace.set_tracer_provider(traces)
-        stops.append(traces.shutdown)
+        stops += [lambda: setattr(exporter, "ending", True), traces.shutdown]
     meters = MeterProvider(resource=resource, metric_readers=readers)
     metrics.set_meter_provider(meters)
     stops.append(meters.shutdown)

@@ -74,14 +74,12 @@ class Transcript:
 
         Raises:
             InternalError: a delta is not the continuation of the one before, or says other
-                tokens than an earlier stream.
+                tokens than an earlier stream, or comes after the end; or the stream is of another
+                session.
         """
         match response.WhichOneof("event"):
             case "started":
-                if not self.begun:
-                    self._started = response.started
-                self.begun = True
-                self.session_id = response.started.session_id
+                self._start(response.started)
                 return None
             case "delta":
                 self.begun = True
@@ -110,6 +108,17 @@ class Transcript:
             )
         return self._samples.setdefault(index, _Sample(index))
 
+    def _start(self, started: pb.Started) -> None:
+        known = self._started.session_id
+        if known and started.session_id != known:
+            raise InternalError(
+                f"session {known}: a stream of session {started.session_id[:140]!r} came instead"
+            )
+        if not known:
+            self._started = started
+        self.begun = True
+        self.session_id = started.session_id
+
     def _continue(self, delta: pb.Delta) -> Chunk | None:
         sample = self._sample(delta.index)
         if delta.offset != sample.position:
@@ -123,8 +132,12 @@ class Transcript:
                     "gives the same tokens again"
                 )
             sample.position += 1
-        sample.position += len(delta.pieces) - len(known)
         pieces = tuple(_piece(piece) for piece in delta.pieces[len(known) :])
+        if pieces and sample.finished is not None:
+            raise InternalError(
+                f"session {self.session_id}: got tokens at {sample.position}, after the end"
+            )
+        sample.position += len(pieces)
         if known and not pieces:
             return None
         return sample.continued("".join(piece.text for piece in pieces), pieces)

@@ -190,6 +190,21 @@ class SessionRecords:
             raise calls.unknown_session(session_id)
         return bool(verdict == b"ok")
 
+    async def read_record(self, session_id: str) -> SessionRecord:
+        """The record alone.
+
+        Raises:
+            UnknownSessionError: there is no such session.
+        """
+        fields = await self._redis.command("HGETALL", session_keys(session_id)[0])
+        return _stored(session_id, (fields, None, None)).record
+
+    async def count_unfinished(self, session_ids: Sequence[str]) -> int:
+        """How many of the sessions have not finished; those that there are none of count too."""
+        finished = SessionState.FINISHED.value.encode()
+        asked = [("HGET", session_keys(name)[0], "state") for name in session_ids]
+        return sum(state != finished for state in await self._redis.batch(asked))
+
     async def read(self, session_id: str) -> tuple[SessionRecord, list[int]]:
         """The record and every committed token, prompt first, as of one moment.
 

@@ -9,7 +9,6 @@ from outrider.errors import (
     InvalidRequestError,
     NumericsError,
     OverloadedError,
-    SessionExistsError,
 )
 from outrider.pb.v1 import coordinator_pb2 as pb
 from outrider.pb.v1 import types_pb2
@@ -190,18 +189,20 @@ async def test_a_client_that_goes_takes_every_sample_along(stack: Stack) -> None
         await worker.closed(name)
 
     async def released() -> bool:
-        return not stack.coordinator._sessions.running and not stack.coordinator._sessions._claims
+        return not stack.coordinator._sessions.running and not stack.coordinator._sessions.claims
 
     await until_async(released, "nothing is left of the request")
 
 
-async def test_an_id_in_use_is_refused_for_every_sample(stack: Stack) -> None:
+async def test_no_request_has_the_id_of_a_sample_of_another(stack: Stack) -> None:
+    """Or one could take over, and cancel, what belongs to the other."""
     await stack.start_coordinator()
     worker = await stack.add_verify()
-    one = stack.generate("ab", session_id="s.1")
-    start = await worker.started("s.1")
-    with pytest.raises(SessionExistsError, match=r"'s\.1'"):
-        await stack.generate("ab", n=2).end()
+    for session_id in ("s.1", "s.x.07"):
+        with pytest.raises(InvalidRequestError, match="must not end in a dot and a number"):
+            await stack.generate("ab", session_id=session_id).end()
+    one = stack.generate("ab", session_id="s.1b.x")
+    start = await worker.started("s.1b.x")
     worker.say(worker.progress(start, [*token_ids("x"), EOS]))
     await one.end()
     assert one.text == "x"

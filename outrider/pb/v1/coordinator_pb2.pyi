@@ -93,7 +93,9 @@ class GenerateRequest(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     PREVIOUS_SESSION_ID_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """Empty: the coordinator makes one."""
+    """Empty: the coordinator makes one. It must not end in a dot and a number, like `x.1`: with `n`
+    above 1 completion i is the session `<session_id>.<i>`.
+    """
     model: _builtins.str
     """Empty: the only model that is served."""
     text: _builtins.str

@@ -213,6 +213,29 @@ async def test_what_can_never_fit_is_refused_and_a_limit_of_its_own_counts() -> 
         assert h.begun == ["a"]
 
 
+async def test_what_is_resumed_and_can_never_fit_begins_with_as_much_as_can() -> None:
+    async with house(room=3, tenant_sessions=2) as h:
+        await h.ask("a")
+        await h.ask("large", sessions=4, tenant="x", resumed=True)
+        # As much as its tenant may have.
+        assert h.begun == ["a", "large"]
+        assert h.admission.running == 3
+        await h.end("large")
+        assert h.admission.running == 1
+    async with house(room=3) as h:
+        await h.ask("a")
+        await h.ask("large", sessions=4, resumed=True)
+        await h.ask("b")
+        await h.ask("more", resumed=True)
+        # It is not overtaken, and takes all that there is.
+        assert h.begun == ["a"]
+        await h.end("a")
+        assert h.begun == ["a", "large"]
+        assert h.admission.running == 3
+        await h.end("large")
+        assert h.begun == ["a", "large", "more", "b"]
+
+
 async def test_room_that_comes_is_used_and_what_no_longer_fits_blocks_nobody() -> None:
     async with house(room=4) as h:
         await h.ask("a", sessions=4)

@@ -324,12 +324,13 @@ async def test_what_is_taken_over_here_is_written_first_and_never_after(
     former.pause()
     await writer.write(former)
     with pytest.raises(RecordsUnavailableError, match="'s'"):
-        await writer.hand_over("s")
+        await writer.hand_over("s", "")
+    await writer.hand_over("s", "eve")  # who has none of that name, and stops nothing
     gate.failing = False
     await writer.catch_up()
     await until(lambda: not former.behind, "it is written")
     writer.later(former)
-    await writer.hand_over("s")
+    await writer.hand_over("s", "")
     stored = await records.take_over("s", owner="c1")
     assert stored.token_ids == [1, 2, 3]
     # What it may have been about to write would fit the owner, and a higher epoch.

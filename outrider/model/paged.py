@@ -13,8 +13,18 @@ from outrider.model.fast import FastNumerics
 from outrider.model.loading import LoadedModel
 from outrider.model.pages import KvPages
 from outrider.model.rows import NO_PARENT, Segment, Span, StepOutput, StepRows, flatten
+from outrider.sampling.rows import Row
+from outrider.sampling.scores import Scores, WholeScores
 
-__all__ = ["NO_PARENT", "Numerics", "PagedModel", "Segment", "block_bytes", "kv_shapes"]
+__all__ = [
+    "NO_PARENT",
+    "Numerics",
+    "PagedModel",
+    "Segment",
+    "StepModel",
+    "block_bytes",
+    "kv_shapes",
+]
 
 
 class Numerics(Protocol):
@@ -39,6 +49,29 @@ class Numerics(Protocol):
         `inputs` [N, hidden], if given, go into the first layer in the place of the embeddings of
         the tokens.
         """
+        ...
+
+
+class StepModel(Protocol):
+    """What a verify worker runs its steps on: a `PagedModel`, or one split over ranks."""
+
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks of its pages."""
+        ...
+
+    def score(
+        self,
+        segments: Sequence[Segment],
+        rows: Sequence[Row],
+        whole: Sequence[int],
+        token_count: int,
+    ) -> Scores:
+        """Run every row once; see `PagedModel.score`."""
+        ...
+
+    def keep_paths(self, kept: Sequence[tuple[BlockTable, Sequence[int]]]) -> None:
+        """Bring the KV of accepted rows together; see `PagedModel.keep_path`."""
         ...
 
 
@@ -85,6 +118,20 @@ class PagedModel:
         """
         return self._numerics.run(self._module, self._pages, flatten(segments), inputs)
 
+    def score(
+        self,
+        segments: Sequence[Segment],
+        rows: Sequence[Row],
+        whole: Sequence[int],
+        token_count: int,
+    ) -> Scores:
+        """`forward`, for tokens to be chosen: `rows` say how, one for each row of logits.
+
+        Rows of logits can be looked at where `whole` names them. Ids from `token_count` on are
+        padding, never chosen.
+        """
+        return WholeScores(self.forward(segments)[:, :token_count], rows)
+
     @torch.inference_mode()
     def keep_path(self, table: BlockTable, rows: Sequence[int]) -> None:
         """Bring the KV of accepted rows together, after a step whose rows were a tree.
@@ -98,17 +145,27 @@ class PagedModel:
     @torch.inference_mode()
     def keep_paths(self, kept: Sequence[tuple[BlockTable, Sequence[int]]]) -> None:
         """`keep_path` for several sequences at once."""
-        moves = []
-        for table, rows in kept:
-            span = Span(0, 0, table.kv_len, table.blocks)
-            moves += [
-                (span.slot(table.kv_len + row), span.slot(table.kv_len + i))
-                for i, row in enumerate(rows)
-                if row != i
-            ]
+        self.move(moves_of(kept))
+
+    @torch.inference_mode()
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy KV from slots to slots, all at once (see `Span.slot`)."""
         if moves:
-            source, target = torch.tensor(moves).to(self._pages.device).unbind(1)
+            source, target = torch.tensor(list(moves)).to(self._pages.device).unbind(1)
             self._pages.move(source, target)
+
+
+def moves_of(kept: Sequence[tuple[BlockTable, Sequence[int]]]) -> list[tuple[int, int]]:
+    """From which slot to which the KV of accepted rows has to go."""
+    moves = []
+    for table, rows in kept:
+        span = Span(0, 0, table.kv_len, table.blocks)
+        moves += [
+            (span.slot(table.kv_len + row), span.slot(table.kv_len + i))
+            for i, row in enumerate(rows)
+            if row != i
+        ]
+    return moves
 
 
 @torch.inference_mode()

@@ -1,0 +1,193 @@
+"""The connection of the ranks of one model: the only place that calls torch.distributed.
+
+Messages go over gloo; tensors over NCCL on CUDA devices, over gloo otherwise. A rank that is
+killed closes its connections, and whatever waits for it fails at once; one that stands still
+makes it fail after a time limit. Ranks that lost one another can't know who is how far, so a
+group that failed once stays failed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Self
+
+import torch
+from torch import distributed
+
+from outrider.errors import RankLostError
+
+# Much of it has no type hints, or is only there where torch was built with it.
+_DISTRIBUTED: Any = distributed
+
+# A message up to this size, its length included, is one broadcast.
+MESSAGE_BYTES = 16384
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long is waited for other ranks, in seconds.
+
+    `start_s`: until all have joined. `step_s`: within a step, for the slowest rank. `idle_s`:
+    how long the leader may have nothing to say.
+    """
+
+    start_s: float = 120.0
+    step_s: float = 10.0
+    idle_s: float = 86400.0
+
+
+class RankGroup:
+    """One rank's side of the group; every rank makes the same calls in the same order.
+
+    Raises (all methods): RankLostError, when another rank is gone or stands still.
+    """
+
+    def __init__(
+        self, rank: int, size: int, control: Any, data: Any, device: torch.device, limits: Limits
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = device
+        self._control = control
+        self._data = data
+        self._failed = ""
+        self._step = timedelta(seconds=limits.step_s)
+        self._idle = timedelta(seconds=limits.idle_s)
+        self._buffer = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
+
+    @classmethod
+    def join(
+        cls,
+        store: Any,
+        rank: int,
+        size: int,
+        *,
+        address: str = "127.0.0.1",
+        device: torch.device | None = None,
+        limits: Limits | None = None,
+    ) -> Self:
+        """Meet the others at a store of torch.distributed; `address` is where they reach this rank.
+
+        Raises:
+            RankLostError: not all came in time.
+        """
+        device, limits = device or torch.device("cpu"), limits or Limits()
+        start = timedelta(seconds=limits.start_s)
+        store.set_timeout(start)
+        try:
+            control = _gloo(_DISTRIBUTED.PrefixStore("control", store), rank, size, address, start)
+            data = control
+            if device.type == "cuda":
+                data = _nccl(_DISTRIBUTED.PrefixStore("data", store), rank, size, limits)
+        except RuntimeError as error:
+            raise RankLostError(
+                f"rank {rank} of {size} did not meet all others within {limits.start_s:g} s: "
+                f"{_first_line(error)}"
+            ) from error
+        return cls(rank, size, control, data, device, limits)
+
+    @property
+    def failed(self) -> str:
+        """Why the group can't be used any more, or nothing."""
+        return self._failed
+
+    def fail(self, reason: str) -> None:
+        """From now on every call raises: this rank is out of step with the others."""
+        self._failed = self._failed or reason
+
+    # --- tensors ----------------------------------------------------------------------------
+
+    def total(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' x, in its place, on every rank."""
+        x = x.contiguous()
+        options = _DISTRIBUTED.AllreduceOptions()
+        options.timeout = self._step
+        self._wait(lambda: self._data.allreduce([x], options))
+        return x
+
+    def gather(self, x: torch.Tensor) -> list[torch.Tensor] | None:
+        """Every rank's x, in the order of ranks, on rank 0; all are of one shape and type."""
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else []
+        options = _DISTRIBUTED.GatherOptions()
+        options.rootRank, options.timeout = 0, self._step
+        self._wait(lambda: self._data.gather([parts] if parts else [], [x], options))
+        return parts or None
+
+    # --- messages ---------------------------------------------------------------------------
+
+    def send(self, message: bytes) -> None:
+        """From rank 0 to all others; returns when it is on its way."""
+        total = len(message) + _LENGTH_BYTES
+        framed = torch.frombuffer(
+            bytearray(len(message).to_bytes(_LENGTH_BYTES, "little") + message), dtype=torch.uint8
+        )
+        first = min(total, MESSAGE_BYTES)
+        self._buffer[:first] = framed[:first]
+        self._broadcast(self._buffer, self._step)
+        if total > MESSAGE_BYTES:
+            self._broadcast(framed[MESSAGE_BYTES:].clone(), self._step)
+
+    def receive(self) -> bytes:
+        """The next message of rank 0."""
+        self._broadcast(self._buffer, self._idle)
+        read = self._buffer.numpy().tobytes()
+        size = int.from_bytes(read[:_LENGTH_BYTES], "little")
+        missing = size + _LENGTH_BYTES - MESSAGE_BYTES
+        if missing > 0:
+            rest = torch.empty(missing, dtype=torch.uint8)
+            self._broadcast(rest, self._step)
+            read += rest.numpy().tobytes()
+        return read[_LENGTH_BYTES : _LENGTH_BYTES + size]
+
+    def meet(self) -> None:
+        """Wait until every rank is here."""
+        options = _DISTRIBUTED.AllreduceOptions()
+        options.timeout = self._step
+        here = torch.ones(1)
+        self._wait(lambda: self._control.allreduce([here], options))
+
+    def _broadcast(self, buffer: torch.Tensor, limit: timedelta) -> None:
+        options = _DISTRIBUTED.BroadcastOptions()
+        options.rootRank, options.timeout = 0, limit
+        self._wait(lambda: self._control.broadcast([buffer], options))
+
+    def _wait(self, start: Callable[[], Any]) -> None:
+        if self._failed:
+            raise RankLostError(f"the ranks of this model are out of step: {self._failed}")
+        try:
+            start().wait()
+        except RuntimeError as error:
+            self.fail(_first_line(error))
+            raise RankLostError(
+                f"rank {self.rank} of {self.size} lost another one: {self._failed}"
+            ) from error
+
+
+def _gloo(
+    store: Any, rank: int, size: int, address: str, start: timedelta
+) -> Any:
+    # Not through the global group of torch: it is one a process, and its checks cost as much
+    # as a small sum.
+    gloo = _DISTRIBUTED.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=address)]
+    options._timeout, options._threads = start, 1
+    return gloo(store, rank, size, options)
+
+
+def _nccl(store: Any, rank: int, size: int, limits: Limits) -> Any:
+    # Waiting for a stream does not wait for other ranks: NCCL's own watchdog ends a process
+    # that waits longer than this.
+    nccl = _DISTRIBUTED.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = timedelta(seconds=limits.step_s)
+    return nccl(store, rank, size, options)
+
+
+def _first_line(error: Exception) -> str:
+    """What happened, without where in gloo's sources and without its advice."""
+    text = (str(error).splitlines() or [type(error).__name__])[0]
+    text = text.rsplit("] ", 1)[-1] if text.startswith("[/") else text
+    return text.split(". This is typically")[0]

@@ -1,0 +1,232 @@
+"""Load one rank's part of a model: only its slices are read from the checkpoint.
+
+The module is built without memory, on the meta device; then every parameter gets its slice,
+read from safetensors straight into the place it stays in.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from outrider.errors import ConfigError, UnsupportedModelError
+from outrider.model import attention
+from outrider.model.describe import describe, locate_checkpoint
+from outrider.model.loading import DTYPES, LoadedModel, check_supported
+from outrider.model.parallel.group import RankGroup
+from outrider.model.parallel.linears import RowLinear, VocabularyEmbedding
+from outrider.model.parallel.plan import Kind, Split, split_plan, vocabulary_range
+
+_REPLICATED = Split(Kind.REPLICATED)
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's part of a model, and what it took to load.
+
+    `begin`, `end`: the ids whose logits this rank's head gives. `read_bytes` came from the
+    checkpoint, `kept_bytes` stay; loading took at most `peak_bytes` at once.
+    """
+
+    model: LoadedModel
+    begin: int
+    end: int
+    read_bytes: int
+    kept_bytes: int
+    peak_bytes: int
+
+
+def load_shard(path: str, group: RankGroup, *, dtype: str = "float32") -> Shard:
+    """This rank's part of a transformers directory with safetensors; talks to no other rank.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or it lacks a weight.
+        UnsupportedModelError: it can't be served exactly, or can't be split over so many ranks.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
+    where = locate_checkpoint(path)
+    if where.suffix == ".gguf":
+        raise UnsupportedModelError(
+            f"{path} is a .gguf file, which is read whole: convert it to safetensors to split it"
+        )
+    module = empty_model(where, DTYPES[dtype])
+    plan = split_plan(module, group.size)
+    description = describe(path)
+    vocabulary = module.get_input_embeddings().weight.shape[0]
+    begin, end = vocabulary_range(group.rank, group.size, vocabulary)
+    _make_buffers(module, group.device)
+    reader = _Reader(where, module, plan, group, DTYPES[dtype])
+    with reader.opened():
+        reader.fill()
+    _join_ranks(module, plan, begin, group)
+    model = LoadedModel(
+        module=module.eval(),
+        name=description.name,
+        fingerprint=description.fingerprint,
+        context_len=description.context_len,
+        vocab_size=vocabulary,
+        stop_ids=description.stop_ids,
+    )
+    return Shard(model, begin, end, reader.read_bytes, reader.kept_bytes, reader.peak_bytes)
+
+
+def empty_model(where: Path, dtype: torch.dtype) -> Any:
+    """The model of a checkpoint on the meta device, without weights.
+
+    Raises:
+        UnsupportedModelError: it can't be served exactly.
+    """
+    attention.register()
+    try:
+        config = AutoConfig.from_pretrained(where)
+    except (ValueError, KeyError, OSError) as error:
+        raise UnsupportedModelError(f"transformers can't read {where}: {error}") from error
+    check_supported(config)
+    untyped: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        return untyped.from_config(
+            config, dtype=dtype, attn_implementation=attention.NAME
+        )
+
+
+class _Reader:
+    """Puts slices of a checkpoint into the parameters of a module."""
+
+    def __init__(
+        self,
+        where: Path,
+        module: PreTrainedModel,
+        plan: Mapping[str, Split],
+        group: RankGroup,
+        dtype: torch.dtype,
+    ) -> None:
+        self.read_bytes = self.kept_bytes = self.peak_bytes = 0
+        self._where, self._module, self._plan = where, module, plan
+        self._group, self._dtype = group, dtype
+        self._files: dict[str, Any] = {}
+        self._file_of = _files_by_name(where)
+
+    def opened(self) -> ExitStack:
+        """Hold the files open while it is entered."""
+        stack = ExitStack()
+        for name in sorted(set(self._file_of.values())):
+            opened: Any = safe_open(self._where / name, framework="pt", device="cpu")
+            self._files[name] = stack.enter_context(opened)
+        return stack
+
+    def fill(self) -> None:
+        """Give every parameter its slice; those that are one stay one.
+
+        Raises:
+            ConfigError: the checkpoint has no such weight, or one of another shape.
+        """
+        for parameters in _shared(self._module):
+            name = next((n for n in parameters if self._key(n)), None)
+            if name is None:
+                raise ConfigError(f"{self._where} has no weight {parameters[0]}")
+            value = self._read(name)
+            own = None if value is None else torch.nn.Parameter(value, requires_grad=False)
+            for each in parameters:
+                self._put(each, own)
+
+    def _put(self, name: str, value: torch.nn.Parameter | None) -> None:
+        parent_name, _, leaf = name.rpartition(".")
+        parent: Any = self._module.get_submodule(parent_name)
+        setattr(parent, leaf, value)
+        if value is None or leaf != "weight":
+            return
+        if isinstance(parent, torch.nn.Linear):
+            parent.out_features, parent.in_features = value.shape
+        elif isinstance(parent, torch.nn.Embedding):
+            parent.num_embeddings = len(value)
+            parent.padding_idx = None
+
+    def _read(self, name: str) -> torch.Tensor | None:
+        """This rank's slice; None for a bias that is another rank's."""
+        module_name, _, leaf = name.rpartition(".")
+        split = self._plan.get(module_name, _REPLICATED)
+        key = self._key(name)
+        source = self._files[self._file_of[key]].get_slice(key)
+        shape = tuple(source.get_shape())
+        expected = tuple(self._module.get_parameter(name).shape)
+        if shape != expected:
+            raise ConfigError(f"{self._where}: {key} is {shape}, the model has {expected}")
+        rank, size = self._group.rank, self._group.size
+        if split.kind is Kind.ROW and leaf == "bias":
+            if rank:
+                return None
+            split = _REPLICATED
+        along = 1 if split.kind is Kind.ROW else 0
+        begin, end = split.range(rank, size, shape[along])
+        part: torch.Tensor = source[:, begin:end] if along else source[begin:end]
+        read = part.numel() * part.element_size()
+        kept = part.to(device=self._group.device, dtype=self._dtype)
+        self.read_bytes += read
+        self.kept_bytes += kept.numel() * kept.element_size()
+        self.peak_bytes = max(self.peak_bytes, self.kept_bytes + (0 if kept is part else read))
+        return kept.contiguous()
+
+    def _key(self, name: str) -> str:
+        """The name in the checkpoint, which may lack the prefix of the base model or have it."""
+        prefix = f"{self._module.base_model_prefix}."
+        other = name.removeprefix(prefix) if name.startswith(prefix) else prefix + name
+        return next((key for key in (name, other) if key in self._file_of), "")
+
+
+def _files_by_name(where: Path) -> dict[str, str]:
+    """The file of every weight.
+
+    Raises:
+        ConfigError: there are no safetensors.
+    """
+    if (where / _INDEX).is_file():
+        files: dict[str, str] = json.loads((where / _INDEX).read_text())["weight_map"]
+        return files
+    if not (where / _SINGLE).is_file():
+        raise ConfigError(f"{where} has neither {_SINGLE} nor {_INDEX}")
+    single: Any = safe_open(where / _SINGLE, framework="pt")
+    with single as opened:
+        return dict.fromkeys(opened.keys(), _SINGLE)
+
+
+def _shared(module: PreTrainedModel) -> Iterator[list[str]]:
+    """The names of every parameter; several where two modules have the same one."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    yield from names.values()
+
+
+def _make_buffers(module: Any, device: torch.device) -> None:
+    """Compute what is kept beside the weights, such as the frequencies of rotary embeddings."""
+    for child in module.modules():
+        own = dict(child.named_buffers(recurse=False))
+        if not any(buffer.is_meta for buffer in own.values()):
+            continue
+        for name, buffer in own.items():
+            setattr(child, name, torch.empty_like(buffer, device=device))
+        # The model's own code for it also draws weights, which are without memory still.
+        module._init_weights(child)
+
+
+def _join_ranks(
+    module: PreTrainedModel, plan: Mapping[str, Split], begin: int, group: RankGroup
+) -> None:
+    """Put the layers that need other ranks in the place of those that do not know of them."""
+    embedding = module.get_input_embeddings()
+    for name, split in plan.items():
+        parent_name, _, leaf = name.rpartition(".")
+        parent, child = module.get_submodule(parent_name), module.get_submodule(name)
+        if split.kind is Kind.ROW and isinstance(child, torch.nn.Linear):
+            setattr(parent, leaf, RowLinear(child, group))
+        elif child is embedding and isinstance(child, torch.nn.Embedding):
+            setattr(parent, leaf, VocabularyEmbedding(child, begin, group))

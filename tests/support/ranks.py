@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.distributed import FileStore
 
+from outrider.model.loading import load_model
+from outrider.model.numerics import choose_numerics
 from outrider.model.paged import PagedModel
 from outrider.model.parallel.follower import follow
 from outrider.model.parallel.group import Limits, RankGroup
@@ -21,6 +23,14 @@ from outrider.model.parallel.leader import ParallelModel
 from outrider.model.parallel.member import Member
 from outrider.model.parallel.shards import load_shard
 
+# What is imported late, each time anew if not before the processes begin.
+_LATE = [
+    "outrider.model.compiled.decoder",
+    *(
+        f"transformers.models.{family}.modeling_{family}"
+        for family in ("llama", "qwen3", "gemma2", "gpt_neox")
+    ),
+]
 # Others use the machine too: no test waits this long unless something is broken.
 _PATIENT = Limits(start_s=120.0, step_s=120.0)
 
@@ -82,9 +92,6 @@ def running(
 
 def alone(path: Path, *, blocks: int = 64, **options: Any) -> PagedModel:
     """The same model on one rank."""
-    from outrider.model.loading import load_model
-    from outrider.model.numerics import choose_numerics
-
     model = load_model(str(path))
     options = {"forward": "lean"} | options
     return PagedModel(model, blocks, choose_numerics("fast", model, **options))
@@ -113,5 +120,5 @@ def _run_follower(path: str, store: str, rank: int, size: int, *others: Any) -> 
 def _context() -> Any:
     """Processes that begin with everything imported."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.support.ranks"])
+    context.set_forkserver_preload(["tests.support.ranks", *_LATE])
     return context

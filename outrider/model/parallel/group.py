@@ -165,9 +165,7 @@ class RankGroup:
             ) from error
 
 
-def _gloo(
-    store: Any, rank: int, size: int, address: str, start: timedelta
-) -> Any:
+def _gloo(store: Any, rank: int, size: int, address: str, start: timedelta) -> Any:
     # Not through the global group of torch: it is one a process, and its checks cost as much
     # as a small sum.
     gloo = _DISTRIBUTED.ProcessGroupGloo

@@ -4,28 +4,24 @@ The module is built without memory, on the meta device; then every parameter get
 read from safetensors straight into the place it stays in.
 """
 
-import json
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.model import attention
 from outrider.model.describe import describe, locate_checkpoint
 from outrider.model.loading import DTYPES, LoadedModel, check_supported
+from outrider.model.parallel.checkpoint import Checkpoint
 from outrider.model.parallel.group import RankGroup
 from outrider.model.parallel.linears import RowLinear, VocabularyEmbedding
 from outrider.model.parallel.plan import Kind, Split, split_plan, vocabulary_range
 
 _REPLICATED = Split(Kind.REPLICATED)
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +60,9 @@ def load_shard(path: str, group: RankGroup, *, dtype: str = "float32") -> Shard:
     vocabulary = module.get_input_embeddings().weight.shape[0]
     begin, end = vocabulary_range(group.rank, group.size, vocabulary)
     _make_buffers(module, group.device)
-    reader = _Reader(where, module, plan, group, DTYPES[dtype])
-    with reader.opened():
-        reader.fill()
+    reader = _Reader(module, plan, group, DTYPES[dtype])
+    with Checkpoint(where, module) as checkpoint:
+        reader.fill(checkpoint)
     _join_ranks(module, plan, begin, group)
     model = LoadedModel(
         module=module.eval(),
@@ -93,9 +89,7 @@ def empty_model(where: Path, dtype: torch.dtype) -> Any:
     check_supported(config)
     untyped: Any = AutoModelForCausalLM
     with torch.device("meta"):
-        return untyped.from_config(
-            config, dtype=dtype, attn_implementation=attention.NAME
-        )
+        return untyped.from_config(config, dtype=dtype, attn_implementation=attention.NAME)
 
 
 class _Reader:
@@ -103,37 +97,26 @@ class _Reader:
 
     def __init__(
         self,
-        where: Path,
         module: PreTrainedModel,
         plan: Mapping[str, Split],
         group: RankGroup,
         dtype: torch.dtype,
     ) -> None:
         self.read_bytes = self.kept_bytes = self.peak_bytes = 0
-        self._where, self._module, self._plan = where, module, plan
+        self._module, self._plan = module, plan
         self._group, self._dtype = group, dtype
-        self._files: dict[str, Any] = {}
-        self._file_of = _files_by_name(where)
 
-    def opened(self) -> ExitStack:
-        """Hold the files open while it is entered."""
-        stack = ExitStack()
-        for name in sorted(set(self._file_of.values())):
-            opened: Any = safe_open(self._where / name, framework="pt", device="cpu")
-            self._files[name] = stack.enter_context(opened)
-        return stack
-
-    def fill(self) -> None:
+    def fill(self, checkpoint: Checkpoint) -> None:
         """Give every parameter its slice; those that are one stay one.
 
         Raises:
             ConfigError: the checkpoint has no such weight, or one of another shape.
         """
         for parameters in _shared(self._module):
-            name = next((n for n in parameters if self._key(n)), None)
+            name = next((n for n in parameters if n in checkpoint), None)
             if name is None:
-                raise ConfigError(f"{self._where} has no weight {parameters[0]}")
-            value = self._read(name)
+                raise ConfigError(f"the checkpoint has no weight {parameters[0]}")
+            value = self._read(checkpoint, name)
             own = None if value is None else torch.nn.Parameter(value, requires_grad=False)
             for each in parameters:
                 self._put(each, own)
@@ -150,16 +133,12 @@ class _Reader:
             parent.num_embeddings = len(value)
             parent.padding_idx = None
 
-    def _read(self, name: str) -> torch.Tensor | None:
+    def _read(self, checkpoint: Checkpoint, name: str) -> torch.Tensor | None:
         """This rank's slice; None for a bias that is another rank's."""
         module_name, _, leaf = name.rpartition(".")
         split = self._plan.get(module_name, _REPLICATED)
-        key = self._key(name)
-        source = self._files[self._file_of[key]].get_slice(key)
-        shape = tuple(source.get_shape())
-        expected = tuple(self._module.get_parameter(name).shape)
-        if shape != expected:
-            raise ConfigError(f"{self._where}: {key} is {shape}, the model has {expected}")
+        shape = tuple(self._module.get_parameter(name).shape)
+        source = checkpoint.source(name, shape)
         rank, size = self._group.rank, self._group.size
         if split.kind is Kind.ROW and leaf == "bias":
             if rank:
@@ -174,28 +153,6 @@ class _Reader:
         self.kept_bytes += kept.numel() * kept.element_size()
         self.peak_bytes = max(self.peak_bytes, self.kept_bytes + (0 if kept is part else read))
         return kept.contiguous()
-
-    def _key(self, name: str) -> str:
-        """The name in the checkpoint, which may lack the prefix of the base model or have it."""
-        prefix = f"{self._module.base_model_prefix}."
-        other = name.removeprefix(prefix) if name.startswith(prefix) else prefix + name
-        return next((key for key in (name, other) if key in self._file_of), "")
-
-
-def _files_by_name(where: Path) -> dict[str, str]:
-    """The file of every weight.
-
-    Raises:
-        ConfigError: there are no safetensors.
-    """
-    if (where / _INDEX).is_file():
-        files: dict[str, str] = json.loads((where / _INDEX).read_text())["weight_map"]
-        return files
-    if not (where / _SINGLE).is_file():
-        raise ConfigError(f"{where} has neither {_SINGLE} nor {_INDEX}")
-    single: Any = safe_open(where / _SINGLE, framework="pt")
-    with single as opened:
-        return dict.fromkeys(opened.keys(), _SINGLE)
 
 
 def _shared(module: PreTrainedModel) -> Iterator[list[str]]:

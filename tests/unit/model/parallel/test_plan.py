@@ -93,7 +93,7 @@ _SMALL = {
 @pytest.mark.parametrize(
     ("config", "layer"),
     [
-        (Phi3Config(**_SMALL), "qkv_proj"),
+        (Phi3Config(**_SMALL), "o_proj"),
         (Qwen3MoeConfig(**_SMALL, num_experts=4, moe_intermediate_size=32), "experts"),
     ],
 )

@@ -26,6 +26,8 @@ from outrider.messages import (
     StartSession,
 )
 from outrider.model.paged import PagedModel, Segment
+from outrider.sampling.rows import Row
+from outrider.sampling.scores import Scores, WholeScores
 from verify_worker.config import Settings as WorkerSettings
 from verify_worker.runner import Runner
 from verify_worker.state import Decided, Output, Plan, Session, ToCoordinator, Work
@@ -68,6 +70,16 @@ class TimedModel:
             return self._model.forward(segments)
         finally:
             self.seconds += time.perf_counter() - began
+
+    def score(
+        self,
+        segments: Sequence[Segment],
+        rows: Sequence[Row],
+        whole: Sequence[int],
+        token_count: int,
+    ) -> Scores:
+        """The model's own, over the forward that is timed."""
+        return WholeScores(self.forward(segments)[:, :token_count], rows)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from outrider import logs
 from outrider.clock import AwakeClock
-from outrider.errors import InternalError, OutriderError
+from outrider.errors import InternalError, OutriderError, RankLostError
 from outrider.messages import (
     AssignDrafter,
     CloseSession,
@@ -182,6 +182,8 @@ class Engine:
         self.scheduler.reserve(plan)
         try:
             outcome = self._runner.run(plan)
+        except RankLostError:
+            raise  # the worker ends with its ranks; its sessions go on elsewhere
         except Exception as error:
             _LOG.exception("runner failed")
             failure = InternalError(f"the verify worker failed: {error}")

@@ -26,6 +26,7 @@ from outrider.messages import (
 )
 from outrider.model.loading import LoadedModel
 from outrider.model.paged import PagedModel
+from outrider.model.parallel.leader import ParallelModel
 from outrider.sampling.noise import gumbels
 from tests.support.models import EOS, TOKENS
 from verify_worker.runner import Runner
@@ -59,10 +60,16 @@ class Stepper:
     """Messages in, one step at a time, and what came out by session."""
 
     def __init__(
-        self, model: LoadedModel, blocks: int = 60, *, prefix_cache: bool = True, **limits: Any
+        self,
+        model: LoadedModel | ParallelModel,
+        blocks: int = 60,
+        *,
+        prefix_cache: bool = True,
+        **limits: Any,
     ) -> None:
+        """`blocks` is for a model that has no pages yet."""
         self.now = 0.0
-        self.paged = PagedModel(model, blocks)
+        self.paged: Any = PagedModel(model, blocks) if isinstance(model, LoadedModel) else model
         values = {"context_len": model.context_len, "vocab_size": TOKENS, **limits}
         self.scheduler = Scheduler(
             self.paged.pool, Limits(**values), kv_fingerprint="kv" if prefix_cache else ""

@@ -107,9 +107,9 @@ def generate(model: Model, steps: int) -> list[int | None]:
     [
         ("llama", 2, "auto"),
         ("llama", 4, "lean"),
-        ("llama", 2, "module"),
-        ("qwen3", 4, "lean"),
         ("qwen3", 2, "module"),
+        ("qwen3", 4, "lean"),
+        ("gpt_neox", 2, "auto"),
         ("gpt_neox", 4, "auto"),
         ("gemma2", 2, "auto"),
     ],
@@ -186,7 +186,7 @@ def test_rows_are_whole_where_they_are_asked_for(models: Path) -> None:
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
 def test_a_lost_rank_fails_the_step_within_its_limit(models: Path, fault: str) -> None:
     limits = Limits(start_s=120.0, step_s=3.0)
-    with running(models / "llama", 3 - 1, limits=limits) as ranks:
+    with running(models / "llama", 2, limits=limits) as ranks:
         segment = Segment([1], table_for(ranks.model, 1), 1)
         if fault == "killed":
             ranks.kill(1)

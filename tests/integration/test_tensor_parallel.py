@@ -13,7 +13,7 @@ from tests.support.models import TOKENS, save_model
 from tests.support.ranks import running
 from tests.support.stepping import Said, Stepper
 
-NEW = 20
+NEW = 14
 PREFIX = [(11 * i) % 256 for i in range(20)]
 SAMPLINGS = [
     SamplingParams(temperature=0.0),
@@ -61,7 +61,7 @@ def test_sessions_with_trees_say_the_same_on_two_ranks(path: Path) -> None:
     expected = decode(Stepper(load_model(str(path)), draft_len=4))
     assert len(expected) == len(SAMPLINGS)
     # Too few blocks for all at once: some are preempted, and come back.
-    with running(path, 2, blocks=14) as ranks:
+    with running(path, 2, blocks=9) as ranks:
         worker = Stepper(ranks.model, draft_len=4)
         free = ranks.model.pool.free
         found = decode(worker, expected)
@@ -69,7 +69,9 @@ def test_sessions_with_trees_say_the_same_on_two_ranks(path: Path) -> None:
     assert {sid: said.tokens for sid, said in found.items()} == {
         sid: said.tokens for sid, said in expected.items()
     }
-    assert len(worker.plans) < 3 * NEW
+    assert worker.scheduler.counters.preemptions
+    accepted = [event for said in found.values() for event in said.progress]
+    assert len(accepted) < len(SAMPLINGS) * NEW
     for sid in ("s1", "s4"):
         own, others = found[sid].logprobs, expected[sid].logprobs
         assert [e.logprob for e in own] == pytest.approx([e.logprob for e in others], abs=1e-4)

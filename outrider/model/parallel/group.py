@@ -165,6 +165,26 @@ class RankGroup:
             ) from error
 
 
+def open_store(address: str, port: int, size: int, *, leads: bool, limits: Limits) -> Any:
+    """Where ranks meet, over TCP: rank 0 `leads` and listens (0: on a free port, its `port`).
+
+    Raises:
+        RankLostError: there is nobody at the address in time, or the port is taken.
+    """
+    try:
+        return _DISTRIBUTED.TCPStore(
+            address,
+            port,
+            size,
+            leads,
+            timeout=timedelta(seconds=limits.start_s),
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
+        what = "can't listen" if leads else "found nobody"
+        raise RankLostError(f"a rank {what} at {address}:{port}: {_first_line(error)}") from error
+
+
 def _gloo(store: Any, rank: int, size: int, address: str, start: timedelta) -> Any:
     # Not through the global group of torch: it is one a process, and its checks cost as much
     # as a small sum.

@@ -10,7 +10,7 @@ import torch
 from torch.distributed import FileStore
 
 from outrider.errors import RankLostError
-from outrider.model.parallel.group import MESSAGE_BYTES, Limits, RankGroup
+from outrider.model.parallel.group import MESSAGE_BYTES, Limits, RankGroup, open_store
 
 _Result = TypeVar("_Result")
 _SIZE = 3
@@ -89,6 +89,31 @@ def test_a_rank_that_is_waited_for_too_long_fails_the_group(tmp_path: Path) -> N
     # Its connections are closed: the others learn of it without waiting for their limit.
     with pytest.raises(RankLostError):
         second.receive()
+
+
+def test_ranks_meet_over_tcp() -> None:
+    place = open_store("127.0.0.1", 0, 2, leads=True, limits=Limits())
+
+    def join(rank: int) -> RankGroup:
+        own = place
+        if rank:
+            own = open_store("127.0.0.1", place.port, 2, leads=False, limits=Limits())
+        return RankGroup.join(own, rank, 2)
+
+    with ThreadPoolExecutor(2) as threads:
+        pair = list(threads.map(join, range(2)))
+        totals = list(threads.map(lambda group: group.total(torch.ones(1)), pair))
+    assert [float(total) for total in totals] == [2.0, 2.0]
+
+
+def test_nobody_at_the_meeting_place() -> None:
+    place = open_store("127.0.0.1", 0, 2, leads=True, limits=Limits())
+    with pytest.raises(RankLostError, match=f"can't listen at 127.0.0.1:{place.port}"):
+        open_store("127.0.0.1", place.port, 2, leads=True, limits=Limits())
+    port = place.port
+    del place
+    with pytest.raises(RankLostError, match=f"found nobody at 127.0.0.1:{port}"):
+        open_store("127.0.0.1", port, 2, leads=False, limits=Limits(start_s=0.5))
 
 
 def test_a_rank_that_never_comes_is_named_in_time(tmp_path: Path) -> None:

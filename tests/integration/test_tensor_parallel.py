@@ -13,7 +13,8 @@ from tests.support.models import TOKENS, save_model
 from tests.support.ranks import running
 from tests.support.stepping import Said, Stepper
 
-NEW = 14
+NEW = 20
+DRAFT_LEN = 4
 PREFIX = [(11 * i) % 256 for i in range(20)]
 SAMPLINGS = [
     SamplingParams(temperature=0.0),
@@ -45,7 +46,10 @@ def decode(worker: Stepper, known: dict[str, Said] | None = None) -> dict[str, S
         for session in worker.wanting:
             sid = session.session_id
             said = len(session.tokens) - session.prompt_len
-            worker.propose(session, tree(known[sid].tokens[said:]) if known else Draft(()))
+            assert session.want is not None
+            wide = known is not None and session.want.draft_len == DRAFT_LEN
+            draft = tree(known[sid].tokens[said:]) if known and wide else Draft(())
+            worker.propose(session, draft)
         if not worker.step():
             return worker.said
 
@@ -58,20 +62,20 @@ def tree(right: Sequence[int]) -> Draft:
 
 
 def test_sessions_with_trees_say_the_same_on_two_ranks(path: Path) -> None:
-    expected = decode(Stepper(load_model(str(path)), draft_len=4))
+    expected = decode(Stepper(load_model(str(path)), draft_len=DRAFT_LEN))
     assert len(expected) == len(SAMPLINGS)
     # Too few blocks for all at once: some are preempted, and come back.
     with running(path, 2, blocks=9) as ranks:
-        worker = Stepper(ranks.model, draft_len=4)
+        worker = Stepper(ranks.model, draft_len=DRAFT_LEN)
         free = ranks.model.pool.free
         found = decode(worker, expected)
         assert ranks.model.pool.free == free
     assert {sid: said.tokens for sid, said in found.items()} == {
         sid: said.tokens for sid, said in expected.items()
     }
-    assert worker.scheduler.counters.preemptions
-    accepted = [event for said in found.values() for event in said.progress]
-    assert len(accepted) < len(SAMPLINGS) * NEW
+    counters = worker.scheduler.counters
+    assert counters.preemptions
+    assert counters.speculation.accepted_tokens > NEW
     for sid in ("s1", "s4"):
         own, others = found[sid].logprobs, expected[sid].logprobs
         assert [e.logprob for e in own] == pytest.approx([e.logprob for e in others], abs=1e-4)
@@ -79,7 +83,7 @@ def test_sessions_with_trees_say_the_same_on_two_ranks(path: Path) -> None:
 
 def test_a_lost_rank_is_no_fault_of_a_session(path: Path) -> None:
     with running(path, 2, limits=Limits(start_s=120.0, step_s=3.0)) as ranks:
-        worker = Stepper(ranks.model, draft_len=4)
+        worker = Stepper(ranks.model, draft_len=DRAFT_LEN)
         start(worker)
         assert worker.step()
         ranks.kill(1)

@@ -52,6 +52,12 @@ class Ranks:
         os.kill(self._pid(rank), signal.SIGKILL)
         self.others[rank - 1].join(60)
 
+    def exits(self) -> list[int | None]:
+        """How the other ranks end, which they have to do by themselves: None for one that stays."""
+        for process in self.others:
+            process.join(60)
+        return [process.exitcode for process in self.others]
+
     def _pid(self, rank: int) -> int:
         pid = self.others[rank - 1].pid
         assert pid is not None

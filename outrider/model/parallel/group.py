@@ -93,8 +93,12 @@ class RankGroup:
         return self._failed
 
     def fail(self, reason: str) -> None:
-        """From now on every call raises: this rank is out of step with the others."""
+        """From now on every call raises: this rank is out of step with the others.
+
+        Its connections are closed, so that the others learn of it at once.
+        """
         self._failed = self._failed or reason
+        self._control = self._data = None
 
     # --- tensors ----------------------------------------------------------------------------
 

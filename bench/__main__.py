@@ -33,6 +33,9 @@ NAMES = {
     "lookup": "What a looked-up proposal costs at 32k tokens, and what is accepted of it.",
     "trees": "What verifying a tree costs, over one row and over a chain.",
     "speculation": "Tokens per second with speculation over without, in one run.",
+    "drafter": "How much of a drafter's proposals is accepted, and what a token costs.",
+    "end-to-end": "The same through all services, by category, beside transformers.",
+    "sweep": "No drafts, fixed lengths and the chosen one, with 1 to 32 sessions.",
 }
 
 

@@ -13,6 +13,7 @@ from bench.report import Bar, Report, progress
 from bench.tiny import write_noisy
 from outrider.cli.models import resolve_model
 from outrider.config import CACHE, setting
+from outrider.drafting.draft_model import PlainDraftModel
 from outrider.drafting.model import ModelDrafter
 from outrider.figures import SpeculationFigures
 from outrider.messages import (
@@ -108,7 +109,7 @@ class Pair:
         """Every prompt at once; session n has seed n."""
         settings = self._settings
         drafter = ModelDrafter(
-            self._drafter, total_blocks=self._blocks, token_count=self._token_count
+            PlainDraftModel(self._drafter, total_blocks=self._blocks, token_count=self._token_count)
         )
         limits = Limits(
             context_len=self._target.context_len,

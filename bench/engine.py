@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from bench.sides import Completed
 from outrider import wire
 from outrider.errors import InternalError
@@ -26,6 +24,7 @@ from outrider.messages import (
     StartSession,
 )
 from outrider.model.paged import PagedModel, Segment
+from outrider.model.rows import StepOutput
 from outrider.sampling.rows import Row
 from outrider.sampling.scores import Scores, WholeScores
 from verify_worker.config import Settings as WorkerSettings
@@ -63,11 +62,11 @@ class TimedModel:
         self.seconds = 0.0
         self._model = model
 
-    def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """The model's own forward."""
+    def step(self, segments: Sequence[Segment]) -> StepOutput:
+        """The model's own step."""
         began = time.perf_counter()
         try:
-            return self._model.forward(segments)
+            return self._model.step(segments)
         finally:
             self.seconds += time.perf_counter() - began
 
@@ -79,7 +78,8 @@ class TimedModel:
         token_count: int,
     ) -> Scores:
         """The model's own, over the forward that is timed."""
-        return WholeScores(self.forward(segments)[:, :token_count], rows)
+        output = self.step(segments)
+        return WholeScores(output.logits[:, :token_count].float(), output.hidden, rows)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)

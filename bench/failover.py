@@ -40,6 +40,9 @@ VERIFY, COORDINATOR, HANG = "verify worker killed", "coordinator killed", "verif
 # Longest time that is waited for the next token.
 PATIENCE_S = 60.0
 
+# What coordinators get to write their logs once Valkey is back.
+CATCH_UP_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -203,6 +206,8 @@ class Trial:
         self.reconnects = sum(s.generation.reconnects for s in streams) - reconnects
         # Those that still run are read to their end, then all of them are compared.
         await asyncio.gather(*(stream.ended.wait() for stream in streams))
+        # What ended meanwhile is written once the coordinators see that Valkey is back.
+        await asyncio.sleep(CATCH_UP_S)
         async with connect(self._cluster.redis_url) as redis:
             await _answering(redis)
             for stream in streams:

@@ -37,6 +37,9 @@ class Settings:
     new_tokens: int = setting(64, at_least=1, help="Tokens of a completion.")
     prompt_tokens: int = setting(32, at_least=1, help="Tokens of a prompt.")
     rounds: int = setting(9, at_least=1, help="Rounds, each with every side.")
+    threads: int = setting(
+        0, at_least=0, help="Threads of the verify worker; 0 takes all cores from the others."
+    )
     pace_s: float = setting(0.0, at_least=0, help="Least seconds of a step, for tiny models.")
     far_s: float = setting(0.005, at_least=0, help="One way to the Redis that is far away.")
     cache: str = setting(CACHE, help="Directory for the embedded model.")
@@ -68,6 +71,7 @@ async def measure(settings: Settings, model: str, vocabulary: int) -> dict[str, 
     stack = StackSettings(
         model=model,
         drafter="ngram",
+        threads=settings.threads,
         verify_flags=("--max-sessions", str(settings.sessions), "--no-prefix-cache"),
     )
     size = Size(coordinators=3, verify_workers=1, draft_workers=0)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench.answers import plain_greedy
 from bench.prompts import encode, load_prompts
-from bench.replay import plain_greedy, replay
+from bench.replay import replay, total
 from bench.report import Bar, Report, progress
 from bench.rounds import Spread
 from outrider.cli.models import resolve_model
@@ -204,14 +205,6 @@ def acceptance(path: str, tokenizer: Tokenizer, settings: Settings) -> Report:
             for name, of in sums.items()
         }
     return report
-
-
-def total(figures: Sequence[SpeculationFigures]) -> SpeculationFigures:
-    """Their sum."""
-    found = SpeculationFigures()
-    for of in figures:
-        found.add(of)
-    return found
 
 
 def _shown(figures: SpeculationFigures) -> str:

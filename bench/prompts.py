@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,10 +65,14 @@ def encode(tokenizer: Tokenizer, text: str, most_tokens: int) -> list[int]:
     return ids
 
 
-def load_prompts(path: str | None, count: int) -> list[Prompt]:
+def load_prompts(path: str | None, count: int, categories: Collection[str] = ()) -> list[Prompt]:
     """`count` prompts, taken from the categories in turn; the first turn of each question.
 
     `path` names a file of JSON lines with `category` and `turns`; None takes our own prompts.
+    Without `categories`, of all there are.
+
+    Raises:
+        ConfigError: there is no such file or category.
     """
     by_category: dict[str, list[Prompt]] = defaultdict(list)
     if path is None:
@@ -79,6 +84,12 @@ def load_prompts(path: str | None, count: int) -> list[Prompt]:
         for line in Path(path).read_text().splitlines():
             record = json.loads(line)
             by_category[record["category"]].append(Prompt(record["category"], record["turns"][0]))
+    if unknown := set(categories) - by_category.keys():
+        raise ConfigError(
+            f"no prompts of {', '.join(sorted(unknown))}; there are {', '.join(by_category)}"
+        )
+    if categories:
+        by_category = {name: by_category[name] for name in by_category if name in categories}
     chosen: list[Prompt] = []
     turn = 0
     while len(chosen) < count and any(len(prompts) > turn for prompts in by_category.values()):

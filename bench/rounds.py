@@ -6,7 +6,7 @@ round, and the median over the rounds is what counts.
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
@@ -51,14 +51,19 @@ def alternate(
 
     `warm` more rounds come first, with negative numbers; what they give is dropped.
     """
-    names = list(sides)
     results: dict[str, list[T]] = {name: [] for name in sides}
+    for number, name in turns(list(sides), rounds, warm=warm):
+        result = sides[name](number)
+        if number >= 0:
+            results[name].append(result)
+    return results
+
+
+def turns(names: Sequence[str], rounds: int, *, warm: int = 1) -> Iterator[tuple[int, str]]:
+    """Number of the round and whose turn it is, for what can't be a plain call; see `alternate`."""
     for number in range(-warm, rounds):
         for name in names if number % 2 == 0 else names[::-1]:
-            result = sides[name](number)
-            if number >= 0:
-                results[name].append(result)
-    return results
+            yield number, name
 
 
 def ratios(values: Sequence[float], over: Sequence[float]) -> Spread:

@@ -75,8 +75,13 @@ async def disturb(cluster: Cluster, settings: Settings, outcome: Outcome) -> Non
     for outage in outages:
         await asyncio.sleep(outage.gap_s)
         progress(f"{outage}; {len(outcome.load.said)} done")
-        # A cancel waits until what was broken is mended.
-        await asyncio.shield(inflict(cluster, outage))
+        inflicting = asyncio.create_task(inflict(cluster, outage))
+        try:
+            await asyncio.shield(inflicting)
+        except asyncio.CancelledError:
+            # Not before what was broken is mended: it would be mended twice.
+            await inflicting
+            raise
         outcome.outages.append(outage)
 
 

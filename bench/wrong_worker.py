@@ -52,7 +52,7 @@ def softmax_residual() -> None:
 
 def untruncated_q() -> None:
     """A drafter that samples from its best few tokens and reports q as it was before."""
-    from outrider.drafting import model
+    from outrider.drafting import turns
     from outrider.sampling import proposal
 
     def whole(p: torch.Tensor, top: int) -> SparseDistribution:
@@ -62,8 +62,8 @@ def untruncated_q() -> None:
         cut = SparseDistribution(q.token_ids[:SAMPLED_TOP], q.weights[:SAMPLED_TOP])
         return proposal.draw(cut, seed, position)
 
-    mock.patch.object(model, "quantised", whole).start()
-    mock.patch.object(model, "draw", truncated_draw).start()
+    mock.patch.object(turns, "quantised", whole).start()
+    mock.patch.object(turns, "draw", truncated_draw).start()
 
 
 def always_accept() -> None:

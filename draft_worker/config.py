@@ -29,8 +29,9 @@ class Settings:
     )
     target: str = setting(
         "",
-        help="The target model; its tokenizer is compared with the draft model's at start, and "
-        "--drafter early-exit runs its first layers.",
+        help="The target model; its tokenizer is compared with the draft model's at start, "
+        "--drafter early-exit runs its first layers, and a drafter that was trained for it reads "
+        "its embeddings and head.",
     )
     exit_layers: int = setting(
         0, at_least=0, help="For --drafter early-exit: how many layers; 0 is a quarter of them."

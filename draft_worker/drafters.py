@@ -1,6 +1,8 @@
 """The drafter that the settings ask for."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from draft_worker import config
@@ -13,6 +15,7 @@ from outrider.errors import ConfigError
 from outrider.memory import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from outrider.drafting.draft_model import DraftModel
     from outrider.model.loading import LoadedModel
 
 
@@ -64,22 +67,36 @@ def _suffix(settings: Settings) -> SuffixDrafter:
 
 
 def _draft_model(settings: Settings) -> ChosenDrafter:
+    from outrider.drafting.draft_model import PlainDraftModel
+    from outrider.drafting.trained import TrainedDraftModel
+    from outrider.model.draft_config import check_target, read_draft_config
+    from outrider.model.draft_network import load_draft_network
     from outrider.model.loading import load_model
     from outrider.model.pairs import check_models
     from outrider.model.tokenizers import load_tokenizer, producible_ids
 
     # Before the weights are read, which takes longer.
+    trained = read_draft_config(settings.draft_model)
+    if trained is not None:
+        check_target(settings.draft_model, trained, settings.target)
     pair = check_models(settings.target, settings.draft_model) if settings.target else None
     tokenizer = pair.drafter if pair else load_tokenizer(settings.draft_model)
-    model = load_model(settings.draft_model)
+    make: Callable[..., DraftModel]
+    if trained is not None:
+        network = load_draft_network(settings.draft_model, settings.target)
+        model, make = network.model, partial(TrainedDraftModel, network)
+    else:
+        model = load_model(settings.draft_model)
+        make = partial(PlainDraftModel, model)
     own = producible_ids(tokenizer, model.vocab_size)
     token_count = min(own, pair.producible) if pair else own
     # A tokenizer that differs only in ids that never come out counts as the target's own.
     fingerprint = (pair.target if pair else tokenizer).fingerprint
-    return _running(settings, model, token_count, fingerprint)
+    return _running(settings, model, partial(make, token_count=token_count), fingerprint)
 
 
 def _early_exit(settings: Settings) -> ChosenDrafter:
+    from outrider.drafting.draft_model import PlainDraftModel
     from outrider.model.early_exit import first_layers
     from outrider.model.loading import load_model
     from outrider.model.tokenizers import load_tokenizer, producible_ids
@@ -89,13 +106,17 @@ def _early_exit(settings: Settings) -> ChosenDrafter:
     layers = target.module.config.get_text_config().num_hidden_layers
     model = first_layers(target, settings.exit_layers or max(layers // 4, 1))
     token_count = producible_ids(tokenizer, model.vocab_size)
-    return _running(settings, model, token_count, tokenizer.fingerprint)
+    make = partial(PlainDraftModel, model, token_count=token_count)
+    return _running(settings, model, make, tokenizer.fingerprint)
 
 
 def _running(
-    settings: Settings, model: "LoadedModel", token_count: int, tokenizer_fingerprint: str
+    settings: Settings,
+    model: "LoadedModel",
+    make: "Callable[..., DraftModel]",
+    tokenizer_fingerprint: str,
 ) -> ChosenDrafter:
-    """A drafter around a model, which never proposes an id from `token_count` on."""
+    """A drafter around a model, which `make` gives its `total_blocks` and `numerics`."""
     import torch
 
     from outrider.drafting.model import ModelDrafter
@@ -112,12 +133,9 @@ def _running(
             f"{format_bytes(block_bytes(model))} of {model.name}; give it more"
         )
     drafter = ModelDrafter(
-        model,
-        total_blocks=total_blocks,
+        make(total_blocks=total_blocks, numerics=choose_numerics(FAST, model)),
         prefill_chunk=settings.prefill_chunk,
-        token_count=token_count,
         tree_width=settings.tree_width,
-        numerics=choose_numerics(FAST, model),
     )
     if model.module.device.type == "cpu":
         gumbel_max.prepare()

@@ -28,6 +28,9 @@ class Figures:
     malformed_features: int = 0
     batches: int = 0
     batched_sessions: int = 0
+    # Committed tokens of a drafter that reads hidden states, and those that came with theirs.
+    committed_tokens: int = 0
+    committed_states: int = 0
     _seconds: Histogram = field(default_factory=_forward_seconds)
 
     def batch(self, sessions: int, seconds: float) -> None:
@@ -35,6 +38,11 @@ class Figures:
         self.batches += 1
         self.batched_sessions += sessions
         self._seconds.record(seconds)
+
+    def commits(self, tokens: int, states: int) -> None:
+        """Count tokens that the target committed, and how many came with their hidden states."""
+        self.committed_tokens += tokens
+        self.committed_states += states
 
 
 def export(figures: Figures) -> None:
@@ -50,6 +58,13 @@ def export(figures: Figures) -> None:
     counter("malformed_features", lambda: figures.malformed_features, "Malformed features")
     counter("batches", lambda: figures.batches, "Calls of the drafter")
     counter("batched_sessions", lambda: figures.batched_sessions, "Sessions in those calls")
+
+    counter(
+        "committed_tokens",
+        lambda: figures.committed_tokens,
+        "Tokens committed to a drafter that reads hidden states",
+    )
+    counter("committed_states", lambda: figures.committed_states, "Those that came with theirs")
 
     def sessions(_: CallbackOptions) -> Iterable[Observation]:
         return [Observation(figures.sessions)]

@@ -63,7 +63,7 @@ class _Want:
 
 
 class Scheduler:
-    """The sessions of all streams, over one drafter, which reads features of `feature_shape`.
+    """The sessions of all streams, over one drafter.
 
     `apply` takes a command in, `answer` lets the drafter work once for everything wanted.
     Both return events with the stream that each is for.
@@ -75,10 +75,12 @@ class Scheduler:
         figures: Figures,
         *,
         max_sessions: int,
-        feature_shape: FeatureShape | None = None,
     ) -> None:
         self._drafter = drafter
-        self._feature_shape = feature_shape
+        self._reads = reads = drafter.reads
+        self._feature_shape = (
+            None if reads is None else FeatureShape(frozenset({reads.layer}), reads.size)
+        )
         self._figures = figures
         self._max_sessions = max_sessions
         self._sessions: dict[Key, _Session] = {}
@@ -87,6 +89,10 @@ class Scheduler:
         self._refusing = False
         self._log = logs.get(__name__)
         self._tracer = telemetry.tracer(__name__)
+
+    @property
+    def _feature_layers(self) -> tuple[int, ...]:
+        return () if self._reads is None else (self._reads.layer,)
 
     @property
     def has_wants(self) -> bool:
@@ -174,7 +180,12 @@ class Scheduler:
                 f"session {command.session_id!r} is not open here at epoch {command.epoch}; "
                 "open it again from its tokens"
             )
-        self._drafter.commit(_drafter_id(key), command.base_len, command.token_ids)
+        reads, tokens = self._reads, len(command.token_ids)
+        features = dict(command.features or ())
+        hidden = features.get(reads.layer) if reads is not None and tokens else None
+        self._drafter.commit(_drafter_id(key), command.base_len, command.token_ids, hidden)
+        if reads is not None:
+            self._figures.commits(tokens, tokens if hidden is not None else 0)
         session.base_len += len(command.token_ids)
         previous = self._wants.get(key)
         if previous is not None and previous.draft_len:
@@ -281,6 +292,7 @@ class Scheduler:
                     batch_sessions=len(wants),
                 ),
                 draft_us=int((want.worked_s + seconds) * 1e6),
+                feature_layers=self._feature_layers,
             )
             events.append((key[0], proposal))
         return events

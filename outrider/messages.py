@@ -314,8 +314,8 @@ class CommitDraft(SessionMessage):
     """The target committed `token_ids` after `base_len`; propose `draft_len` tokens after them.
 
     Of a tree `draft_len` is the depth.
-    `features` maps a layer to hidden states of shape [len(token_ids), hidden]; None where they
-    came and could not be read.
+    `features` maps a layer to hidden states of shape [len(token_ids), hidden]: those that each
+    token was made of; None where they came and could not be read.
     """
 
     base_len: int
@@ -341,12 +341,15 @@ class Proposal(SessionMessage):
 
     `draft_us` is what it cost: the time that the drafter worked for it, in all passes that it
     took, each as long as it was for everyone in it. `timings` speaks of the last pass.
+    `feature_layers` are the layers of the target whose hidden states the drafter reads, and wants
+    with every `CommitDraft` from now on; the number of its layers is what its head is given.
     """
 
     base_len: int
     draft: Draft
     timings: Timings = Timings()
     draft_us: int = 0
+    feature_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,13 +16,15 @@ class DraftWorker:
     """What was measured of one draft worker, over all its sessions.
 
     `token_s` is what it reports that a token of a draft costs it. `others` are, everywhere, the
-    draft lengths that its other sessions ask for at the same time.
+    draft lengths that its other sessions ask for at the same time. `reads_hidden` is whether it
+    wants what the target's head is given, with every commit.
     """
 
     punctuality: policy.Punctuality = field(default_factory=policy.Punctuality)
     latency: Latency = field(default_factory=Latency)
     record: draft_length.Record = field(default_factory=draft_length.Record)
     token_s: float = 0.0
+    reads_hidden: bool = False
     _costs: int = 0
     # The draft length that suits its sessions on the whole, in the batch that it was found for.
     _usual_len: int = 0

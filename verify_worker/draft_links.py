@@ -7,6 +7,7 @@ that says far more than it was asked is no better than one that sends rubbish.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 import grpc
@@ -24,6 +25,9 @@ SpeculateCall: TypeAlias = (
 _LOG = logs.get(__name__)
 # What a draft worker may say on a stream beyond the answers to what it was asked.
 UNASKED_EVENTS = 1000
+# Hidden states that wait to be written to a draft worker, which may be slow to read; commits
+# beyond go without theirs.
+FEATURE_BYTES = 8 * 1024 * 1024
 
 
 class Credit:
@@ -96,6 +100,7 @@ class _Link:
         forget: Callable[[DraftWorkerRef], None],
     ) -> None:
         self._commands: asyncio.Queue[DraftCommand] = asyncio.Queue()
+        self._feature_bytes = 0
         self._credit = Credit(worker.worker_id)
         self._worker = worker
         self._post = post
@@ -105,6 +110,10 @@ class _Link:
     def send(self, command: DraftCommand) -> None:
         """Queue a command."""
         self._credit.earn(command)
+        size = _feature_bytes(command)
+        if size and self._feature_bytes + size > FEATURE_BYTES:
+            command, size = _without_features(command), 0
+        self._feature_bytes += size
         self._commands.put_nowait(command)
 
     async def _run(self) -> None:
@@ -140,11 +149,22 @@ class _Link:
             commands = [await self._commands.get()]
             while not self._commands.empty():
                 commands.append(self._commands.get_nowait())
+            self._feature_bytes -= sum(map(_feature_bytes, commands))
             await call.write(
                 draft_pb2.SpeculateRequest(
                     commands=[wire.draft_command_to_pb(command) for command in commands]
                 )
             )
+
+
+def _feature_bytes(command: DraftCommand) -> int:
+    if not isinstance(command, CommitDraft):
+        return 0
+    return sum(len(tensor.data) for _, tensor in command.features or ())
+
+
+def _without_features(command: DraftCommand) -> DraftCommand:
+    return replace(command, features=()) if isinstance(command, CommitDraft) else command
 
 
 def _read(event: draft_pb2.DraftEvent) -> DraftEvent | OutriderError:

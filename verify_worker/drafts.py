@@ -18,6 +18,7 @@ from outrider.messages import (
     DraftWorkerRef,
     OpenDraft,
     Proposal,
+    Tensor,
 )
 from verify_worker import draft_length, policy
 from verify_worker.cost import StepShape
@@ -25,6 +26,7 @@ from verify_worker.draft_figures import DraftWorker, levels_of
 from verify_worker.malformed import DraftShape, fault_of
 from verify_worker.state import (
     Counters,
+    Decided,
     Late,
     LeaveDrafter,
     Output,
@@ -51,14 +53,27 @@ class Drafts:
         shape: DraftShape,
         q_top: int,
         corpus: str = "",
+        layers: int = 0,
     ) -> None:
+        """`layers` of the target; its number stands for what the head is given. 0: unknown."""
         self._q_top = q_top
+        self._layers = layers
         self._corpus = corpus
         self._sessions = sessions
         self._counters = counters
         self._shape = shape
         self._malformed: dict[str, int] = {}
         self.workers: defaultdict[str, DraftWorker] = defaultdict(DraftWorker)
+
+    def reads_hidden(self, session: Session) -> bool:
+        """Whether its draft worker wants the hidden states of what is committed."""
+        drafter = session.drafter
+        worker = None if drafter is None else self.workers.get(drafter.worker_id)
+        return worker is not None and worker.reads_hidden
+
+    def features(self, decided: Decided) -> tuple[tuple[int, Tensor], ...]:
+        """The hidden states of a verdict as a commit has them, where they were wanted."""
+        return () if decided.hidden is None else ((self._layers, decided.hidden),)
 
     def open(self, session: Session) -> list[Output]:
         """Begin, or begin again, at the session's draft worker."""
@@ -249,6 +264,8 @@ class Drafts:
         ):
             self._counters.stale_proposals += 1
             return []
+        if self._layers:
+            self.workers[worker_id].reads_hidden = self._layers in proposal.feature_layers
         want = session.want
         if want is None or proposal.base_len != want.base_len:
             self._counters.stale_proposals += 1

@@ -5,6 +5,7 @@ The only part of the worker that touches the model.
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import torch
@@ -19,6 +20,7 @@ from outrider.errors import (
 )
 from outrider.messages import AcceptanceRule
 from outrider.model.paged import Segment, StepModel
+from outrider.model.tensors import packed
 from outrider.sampling.acceptance import Verdict, verify_tree
 from outrider.sampling.coupled import TargetsFrom, processed_scores, unusable_rows
 from outrider.sampling.logprobs import token_logprobs
@@ -73,10 +75,14 @@ class Runner:
             for row in range(begin, end)
         ]
         scores = self._model.score(segments, rows, whole, self._token_count)
-        results: list[Result] = [
-            _decide(w, of_one, scores, begin) if w.decides else None
-            for w, of_one, begin in zip(work, rows_of, begins, strict=False)
-        ]
+        results: list[Result] = []
+        for w, of_one, begin in zip(work, rows_of, begins, strict=False):
+            result = _decide(w, of_one, scores, begin) if w.decides else None
+            if w.keeps_hidden and isinstance(result, Decided):
+                # Now: the next step writes where they are.
+                hidden = scores.hidden([begin + row for row in _deciding(result)])
+                result = replace(result, hidden=packed(hidden))
+            results.append(result)
         # In a tree what was accepted lies apart; in a chain it is in its place already.
         self._model.keep_paths(
             [
@@ -141,14 +147,18 @@ def _decide(work: Work, rows: list[Row], scores: Scores, begin: int) -> Result:
     options = work.session.logprobs
     if options is None:
         return Decided(verdict)
-    deciding = [0, *(node + 1 for node in verdict.path)]
+    decided = Decided(verdict)
+    deciding = _deciding(decided)
     logits = scores.logits(begin, begin + len(rows))
-    return Decided(
-        verdict,
-        token_logprobs(
-            logits[deciding], [rows[row] for row in deciding], verdict.token_ids, options
-        ),
+    logprobs = token_logprobs(
+        logits[deciding], [rows[row] for row in deciding], verdict.token_ids, options
     )
+    return replace(decided, logprobs=logprobs)
+
+
+def _deciding(decided: Decided) -> list[int]:
+    """The row that each of the committed tokens was chosen on."""
+    return [0, *(node + 1 for node in decided.verdict.path)]
 
 
 def _verify_rejection(

@@ -55,7 +55,8 @@ class Limits:
     `draft_len` 0 chooses the draft length each round. `draft_wait_s` 0 lets measurements
     decide how long a draft is waited for. `q_top` is how many tokens a drafter's distribution
     may have under the rejection rule; 0 is all. Sessions of one tenant may be drafted from each
-    other's outputs at this model, which `corpus` names; without a name they may not.
+    other's outputs at this model, which `corpus` names; without a name they may not. `layers` is
+    how many the target has.
     """
 
     context_len: int
@@ -69,6 +70,7 @@ class Limits:
     draft_wait_s: float = 0.0
     q_top: int = 64
     corpus: str = ""
+    layers: int = 0
 
 
 class Scheduler:
@@ -90,7 +92,9 @@ class Scheduler:
         self.sessions: dict[str, Session] = {}
         self.counters = Counters()
         shape = DraftShape(limits.vocab_size, limits.max_tree_nodes)
-        self.drafts = Drafts(self.sessions, self.counters, shape, limits.q_top, limits.corpus)
+        self.drafts = Drafts(
+            self.sessions, self.counters, shape, limits.q_top, limits.corpus, limits.layers
+        )
         self.pool = pool
         self.prefixes = PrefixCache(pool, self.counters, kv_fingerprint)
         self._limits = limits
@@ -257,15 +261,17 @@ class Scheduler:
 
     def _work(self, session: Session, now_s: float) -> Work | None:
         """What the session would do now; None while it waits for its draft."""
+        keeps = self.drafts.reads_hidden(session)
         if session.pending > 1:
             adoption = self.prefixes.adoption(session)
             kv_len = adoption.kv_len if adoption else session.table.kv_len
-            return Work(session, len(session.tokens) - kv_len, adoption=adoption)
+            rows = len(session.tokens) - kv_len
+            return Work(session, rows, adoption=adoption, keeps_hidden=keeps)
         if session.draft is not None:
-            return Work(session, 1, session.draft)
+            return Work(session, 1, session.draft, keeps_hidden=keeps)
         if session.want is not None and now_s < session.want.wait_until_s:
             return None
-        return Work(session, 1)
+        return Work(session, 1, keeps_hidden=keeps)
 
     def _commit(
         self,
@@ -310,14 +316,22 @@ class Scheduler:
         outputs: list[Output] = [ToCoordinator(session.owner, progress)]
         if ending is None:
             self.pool.trim(session.table, session.table.kv_len)
-            return outputs + self._ask(session, progress, stakes, now_s)
+            return outputs + self._ask(session, progress, decided, stakes, now_s)
         ended = SessionEnded(session_id=session.session_id, epoch=session.epoch, reason=ending)
         return [*outputs, ToCoordinator(session.owner, ended), *self._forget(session)]
 
     def _ask(
-        self, session: Session, progress: Progress, stakes: policy.Stakes, now_s: float
+        self,
+        session: Session,
+        progress: Progress,
+        decided: Decided,
+        stakes: policy.Stakes,
+        now_s: float,
     ) -> list[Output]:
-        """Tell the draft worker what was committed and ask for the next proposal."""
+        """Tell the draft worker what was committed and ask for the next proposal.
+
+        The session goes on, so the verdict was committed whole.
+        """
         self.drafts.note_committed(session)
         lens = policy.draft_lens(
             session.speculation,
@@ -335,6 +349,7 @@ class Scheduler:
             base_len=progress.base_len,
             token_ids=progress.token_ids,
             draft_len=tokens,
+            features=self.drafts.features(decided),
         )
         return [ToDrafter(session.drafter, commit)]
 

@@ -14,6 +14,7 @@ from outrider.messages import (
     LogprobOptions,
     SamplingParams,
     SpeculationOptions,
+    Tensor,
     TokenLogprobs,
 )
 from outrider.model.blocks import BlockTable
@@ -130,7 +131,8 @@ class Work:
 
     The rows are the first `committed_rows` committed tokens without KV, then `draft`, one row a
     token or node. With `decides`, the last committed token is among them: the step gives the
-    next tokens. The blocks of `adoption` come before the rows.
+    next tokens. The blocks of `adoption` come before the rows. `keeps_hidden` asks for the hidden
+    states that the tokens are made of.
     """
 
     session: Session
@@ -138,6 +140,7 @@ class Work:
     draft: Draft = NO_DRAFT
     decides: bool = True
     adoption: Adoption | None = None
+    keeps_hidden: bool = False
 
     @property
     def start(self) -> int:
@@ -186,10 +189,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What a step decided for a session; `logprobs` one a token, when they were asked for."""
+    """What a step decided for a session; `logprobs` one a token, when they were asked for.
+
+    `hidden` [tokens, hidden] is what the target's head made each token of, when it was asked for.
+    """
 
     verdict: Verdict
     logprobs: tuple[TokenLogprobs, ...] = ()
+    hidden: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

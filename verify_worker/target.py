@@ -105,6 +105,7 @@ def load_target(settings: Settings) -> Target:
         draft_wait_s=settings.draft_wait_s,
         q_top=settings.q_top,
         corpus=model.fingerprint,
+        layers=model.module.config.get_text_config().num_hidden_layers,
     )
     kv = kv_fingerprint(model.fingerprint, dtype, numerics.arithmetic)
     runner = Runner(paged, token_count)

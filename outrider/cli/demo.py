@@ -10,7 +10,7 @@ from rich.table import Table
 
 from outrider.cli import INTERRUPTED
 from outrider.cli.display import legend, write_chunk
-from outrider.cli.models import resolve_model
+from outrider.cli.models import AUTO_DRAFTER, choose_drafter, resolve_model
 from outrider.cli.running import check_before_start, run_interruptible
 from outrider.client import AsyncClient, Completion
 from outrider.config import CACHE, setting
@@ -47,8 +47,11 @@ class Settings:
 
 def run(settings: Settings) -> None:
     """Start everything, stream one answer without and with speculation, and compare them."""
+    drafter, draft_model = choose_drafter(AUTO_DRAFTER, "", settings.model)
     stack_settings = StackSettings(
         model=resolve_model(settings.model, settings.cache),
+        drafter=drafter,
+        draft_model=draft_model and resolve_model(draft_model, settings.cache),
         threads=settings.threads,
         k=settings.k,
     )

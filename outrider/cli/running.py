@@ -9,6 +9,7 @@ import click
 from outrider.local.commands import StackSettings
 from outrider.local.ports import take_port
 from outrider.model.describe import describe
+from outrider.model.draft_config import check_target, read_draft_config
 from outrider.model.pairs import check_models
 from outrider.session.redis import connect
 
@@ -19,6 +20,7 @@ def check_before_start(settings: StackSettings) -> None:
     Raises:
         AddressInUseError: the port is taken.
         RecordsUnavailableError: a Redis of the user's own does not answer.
+        ConfigError: the draft model was trained for another target.
         UnsupportedModelError: a model can't be served.
         TokenizerMismatchError: the draft model has another tokenizer than the target.
     """
@@ -31,6 +33,11 @@ def check_before_start(settings: StackSettings) -> None:
         if settings.draft_model != settings.model:
             click.echo("comparing the tokenizers of the two models", err=True)
             check_models(settings.model, settings.draft_model)
+        trained = read_draft_config(settings.draft_model)
+        if trained is not None:
+            warning = check_target(settings.draft_model, trained, settings.model)
+            if warning:
+                click.echo(f"outrider: {warning}", err=True)
 
 
 async def _ping(redis_url: str) -> None:

@@ -17,7 +17,7 @@ from outrider.config import CACHE, setting
 from outrider.config import command as settings_command
 from outrider.model.embedded import EMBEDDED_MODEL
 
-STARTS = ("target", "scratch")
+TARGET, SCRATCH = "target", "scratch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class Settings:
     most_prompt: int = setting(1024, at_least=1, help="Tokens of a prompt; longer ones are cut.")
     seats: int = setting(32, at_least=1, help="Texts that the target writes at once.")
     start: str = setting(
-        "target",
-        choices=STARTS,
-        help="Begin with the target's own layers, or with random weights.",
+        TARGET,
+        help="What to begin with: `target` for the target's own layers, `scratch` for random "
+        "weights, or the directory of a draft model, to go on from it.",
     )
     config: str | None = setting(
         None, help="A config.json of a Llama with the sizes of the draft model."
@@ -124,7 +124,10 @@ def run(settings: Settings) -> None:
             max_tokens=settings.max_tokens,
             most_prompt=settings.most_prompt,
             seats=settings.seats,
-            from_target=settings.start == "target",
+            from_target=settings.start == TARGET,
+            from_draft=(
+                None if settings.start in (TARGET, SCRATCH) else Path(settings.start).expanduser()
+            ),
             config=Path(settings.config) if settings.config else None,
             layers=settings.layers,
             reads_hidden=settings.reads_hidden,

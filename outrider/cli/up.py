@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import click
 
-from outrider.cli.models import resolve_model
+from outrider.cli.models import AUTO_DRAFTER, choose_drafter, resolve_model
 from outrider.cli.running import check_before_start, run_interruptible
 from outrider.config import CACHE, setting
 from outrider.config import command as settings_command
 from outrider.draft_length import AUTO, parse_draft_length
-from outrider.errors import ConfigError, UnavailableError
-from outrider.local.commands import DRAFTERS, NUMERICS, WITH_DRAFT_MODEL, StackSettings
+from outrider.errors import UnavailableError
+from outrider.local.commands import DRAFTERS, NUMERICS, StackSettings
 from outrider.local.stack import COORDINATOR, VALKEY, LocalStack
 from outrider.logs import LEVELS
 from outrider.model.embedded import EMBEDDED_MODEL
@@ -25,12 +25,16 @@ class Settings:
         EMBEDDED_MODEL, help="The target: a transformers directory, a .gguf file, or this name."
     )
     drafter: str = setting(
-        "ngram",
-        choices=DRAFTERS,
-        help="ngram looks up the session's own text, suffix that and earlier outputs; model runs "
-        "a draft model, early-exit the target's first layers, hybrid suffix beside a model.",
+        AUTO_DRAFTER,
+        choices=(AUTO_DRAFTER, *DRAFTERS),
+        help="auto: hybrid where there is a draft model, else suffix. ngram looks up the session's "
+        "own text, suffix that and earlier outputs; model runs a draft model, early-exit the "
+        "target's first layers, hybrid suffix beside a model.",
     )
-    draft_model: str = setting("", help="The draft model, for --drafter model and hybrid.")
+    draft_model: str = setting(
+        "",
+        help="The draft model, for --drafter model and hybrid; the embedded model has its own.",
+    )
     draft_workers: int = setting(1, at_least=0, help="How many draft workers.")
     verify_workers: int = setting(1, at_least=1, help="How many verify workers.")
     redis_url: str = setting("", help="A Redis to use; an embedded Valkey is started if empty.")
@@ -53,19 +57,17 @@ class Settings:
 
     def __post_init__(self) -> None:
         parse_draft_length(self.k)
-        if self.drafter in WITH_DRAFT_MODEL and not self.draft_model:
-            raise ConfigError(f"--drafter {self.drafter} needs --draft-model")
-        if self.drafter not in WITH_DRAFT_MODEL and self.draft_model:
-            raise ConfigError(f"--draft-model is of no use with --drafter {self.drafter}")
+        choose_drafter(self.drafter, self.draft_model, self.model)
 
 
 def run(settings: Settings) -> None:
     """Start coordinator, workers and records on this machine, until Ctrl-C."""
-    draft_model = settings.draft_model and resolve_model(settings.draft_model, settings.cache)
+    drafter, draft_model = choose_drafter(settings.drafter, settings.draft_model, settings.model)
+    draft_path = draft_model and resolve_model(draft_model, settings.cache)
     stack_settings = StackSettings(
         model=resolve_model(settings.model, settings.cache),
-        drafter=settings.drafter,
-        draft_model=draft_model,
+        drafter=drafter,
+        draft_model=draft_path,
         draft_workers=settings.draft_workers,
         verify_workers=settings.verify_workers,
         redis_url=settings.redis_url,

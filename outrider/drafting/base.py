@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.errors import FencedError, InvalidRequestError
-from outrider.messages import AcceptanceRule, Draft, SamplingParams
+from outrider.messages import AcceptanceRule, Draft, SamplingParams, Tensor
 
 MAX_TOKEN_ID = 2**32 - 1
 
@@ -48,6 +48,17 @@ class DraftLaw:
 PLAIN_LAW = DraftLaw()
 
 
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """Which hidden states of the target a drafter reads: `size` numbers a token, of a `layer`.
+
+    The number of the target's layers stands for what its head is given.
+    """
+
+    layer: int
+    size: int
+
+
 class Drafter(Protocol):
     """Proposes tokens for many sessions at once.
 
@@ -63,6 +74,10 @@ class Drafter(Protocol):
     @property
     def kv_blocks(self) -> tuple[int, int]:
         """KV blocks that are free, and all of them; (0, 0) for a drafter without KV."""
+
+    @property
+    def reads(self) -> HiddenStates | None:
+        """The hidden states that it wants with every `commit`; None for most drafters."""
 
     def open(
         self,
@@ -89,8 +104,17 @@ class Drafter(Protocol):
             UnknownSessionError: a session is not open.
         """
 
-    def commit(self, session_id: str, base_len: int, token_ids: Sequence[int]) -> None:
+    def commit(
+        self,
+        session_id: str,
+        base_len: int,
+        token_ids: Sequence[int],
+        hidden: Tensor | None = None,
+    ) -> None:
         """The target committed `token_ids` after the first `base_len` tokens.
+
+        `hidden` [len(token_ids), size] are the states that it made each of them of, as `reads`
+        wants them. They are a help that may be missing at any time.
 
         Raises:
             UnknownSessionError: the session is not open.

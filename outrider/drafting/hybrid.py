@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.drafting.automaton import Continuation, expected_tokens
-from outrider.drafting.base import PLAIN_LAW, Drafter, DraftLaw, DraftRequest
+from outrider.drafting.base import PLAIN_LAW, Drafter, DraftLaw, DraftRequest, HiddenStates
 from outrider.drafting.hits import Hits, compared
 from outrider.drafting.suffix import SuffixDrafter
-from outrider.messages import Draft, SamplingParams
+from outrider.messages import Draft, SamplingParams, Tensor
 
 # Of a model of which nothing is known: the share of its tokens that come true, those before
 # them having done so.
@@ -51,6 +51,11 @@ class HybridDrafter:
         """Those of the model."""
         return self._model.kv_blocks
 
+    @property
+    def reads(self) -> HiddenStates | None:
+        """What the model reads."""
+        return self._model.reads
+
     def open(
         self,
         session_id: str,
@@ -83,9 +88,15 @@ class HybridDrafter:
             for request, suggestion in zip(requests, suggestions, strict=True)
         ]
 
-    def commit(self, session_id: str, base_len: int, token_ids: Sequence[int]) -> None:
+    def commit(
+        self,
+        session_id: str,
+        base_len: int,
+        token_ids: Sequence[int],
+        hidden: Tensor | None = None,
+    ) -> None:
         """Learn which of the two was right; see `Drafter.commit`."""
-        self._model.commit(session_id, base_len, token_ids)
+        self._model.commit(session_id, base_len, token_ids, hidden)
         self._suffix.commit(session_id, base_len, token_ids)
         session = self._sessions[session_id]
         matched, missed = compared(session.drafted, token_ids)

@@ -15,7 +15,7 @@ from outrider.drafting.base import (
     check_token_ids,
 )
 from outrider.errors import ConfigError, UnknownSessionError
-from outrider.messages import Draft, SamplingParams
+from outrider.messages import Draft, SamplingParams, Tensor
 
 
 class NgramIndex:
@@ -105,6 +105,10 @@ class NgramDrafter:
         """It has no KV."""
         return (0, 0)
 
+    @property
+    def reads(self) -> None:
+        """It reads no hidden states."""
+
     def open(
         self,
         session_id: str,
@@ -126,7 +130,13 @@ class NgramDrafter:
             for index, request in zip(indexes, requests, strict=True)
         ]
 
-    def commit(self, session_id: str, base_len: int, token_ids: Sequence[int]) -> None:
+    def commit(
+        self,
+        session_id: str,
+        base_len: int,
+        token_ids: Sequence[int],
+        hidden: Tensor | None = None,
+    ) -> None:
         """Index the new tokens only; see `Drafter.commit`."""
         index = self._index(session_id)
         check_base_len(base_len, len(index.token_ids))

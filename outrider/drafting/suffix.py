@@ -23,7 +23,7 @@ from outrider.drafting.base import (
 from outrider.drafting.hits import Hits, compared
 from outrider.drafting.outputs import EarlierOutputs
 from outrider.errors import UnknownSessionError
-from outrider.messages import Draft, SamplingParams
+from outrider.messages import Draft, SamplingParams, Tensor
 
 # A call indexes so many tokens of long texts, about 30 ms of work.
 INDEX_CHUNK = 4096
@@ -89,6 +89,10 @@ class SuffixDrafter:
         return (0, 0)
 
     @property
+    def reads(self) -> None:
+        """It reads no hidden states."""
+
+    @property
     def nbytes(self) -> int:
         """About how much memory the indexes take."""
         return self._held_bytes + self._outputs.nbytes
@@ -126,7 +130,13 @@ class SuffixDrafter:
         self._make_room(sessions)
         return answers
 
-    def commit(self, session_id: str, base_len: int, token_ids: Sequence[int]) -> None:
+    def commit(
+        self,
+        session_id: str,
+        base_len: int,
+        token_ids: Sequence[int],
+        hidden: Tensor | None = None,
+    ) -> None:
         """Learn whether the suggestion came true, and keep the tokens; see `Drafter.commit`."""
         session = self._session(session_id)
         check_base_len(base_len, len(session.token_ids))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from outrider.draft_length import AUTO, parse_draft_length
 from outrider.errors import ConfigError
+from outrider.model.draft_config import read_draft_config
 
 DRAFTERS = ("ngram", "suffix", "model", "early-exit", "hybrid", "none")
 WITH_DRAFT_MODEL = ("model", "hybrid")
@@ -74,11 +75,22 @@ class StackSettings:
 
     @property
     def model_threads(self) -> int:
-        """Threads of each process that runs a model."""
+        """Threads of each process that runs a model.
+
+        A drafter that was trained for its target works for a fraction of a step, so the two take
+        turns on all cores.
+        """
         if self.threads:
             return self.threads
         drafting = self.draft_workers if self.drafter in RUNNING_A_MODEL else 0
+        if self._is_light:
+            drafting = 0
         return max(1, (os.cpu_count() or 1) // (self.verify_workers + drafting))
+
+    @property
+    def _is_light(self) -> bool:
+        """Whether the draft model is a few layers that were trained for the target."""
+        return bool(self.draft_model) and read_draft_config(self.draft_model) is not None
 
 
 class Commands:

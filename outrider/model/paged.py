@@ -125,12 +125,13 @@ class PagedModel:
         whole: Sequence[int],
         token_count: int,
     ) -> Scores:
-        """`forward`, for tokens to be chosen: `rows` say how, one for each row of logits.
+        """`step`, for tokens to be chosen: `rows` say how, one for each row of logits.
 
         Rows of logits can be looked at where `whole` names them. Ids from `token_count` on are
         padding, never chosen.
         """
-        return WholeScores(self.forward(segments)[:, :token_count], rows)
+        output = self.step(segments)
+        return WholeScores(output.logits[:, :token_count].float(), output.hidden, rows)
 
     @torch.inference_mode()
     def keep_path(self, table: BlockTable, rows: Sequence[int]) -> None:

@@ -26,12 +26,16 @@ class Scores(Protocol):
         """Whether a row's logits are NaN or infinite."""
         ...
 
+    def hidden(self, rows: Sequence[int]) -> torch.Tensor:
+        """What the head made rows of: [len(rows), hidden], in the model's type."""
+        ...
+
 
 class WholeScores:
-    """`Scores` of logits that are in one place: float [R, V]."""
+    """`Scores` of logits that are in one place: float [R, V], made of `hidden` [R, hidden]."""
 
-    def __init__(self, logits: torch.Tensor, rows: Sequence[Row]) -> None:
-        self._logits = logits
+    def __init__(self, logits: torch.Tensor, hidden: torch.Tensor, rows: Sequence[Row]) -> None:
+        self._logits, self._hidden = logits, hidden
         self.targets: TargetTokens = Targets(logits, rows)
 
     def logits(self, begin: int, end: int) -> torch.Tensor:
@@ -41,3 +45,7 @@ class WholeScores:
     def broken(self, row: int) -> bool:
         """Whether a row's logits are NaN or infinite."""
         return bool(unusable_rows(self._logits[row : row + 1]))
+
+    def hidden(self, rows: Sequence[int]) -> torch.Tensor:
+        """What the head made rows of."""
+        return self._hidden[list(rows)]

@@ -46,6 +46,7 @@ class Order:
     most_prompt: int
     seats: int
     from_target: bool
+    from_draft: Path | None
     config: Path | None
     layers: int
     reads_hidden: bool
@@ -97,7 +98,7 @@ def train(order: Order, stages: Stages) -> Acceptance:
     # Loaded anew: what ran above may have taken the weights out of its modules.
     model = load_model(order.target)
     config: Any = model.module.config.get_text_config()
-    ids = start.frequent_ids(learned, order.head_ids, producible_ids(tokenizer, model.vocab_size))
+    ids = _head_ids(order, learned, producible_ids(tokenizer, model.vocab_size))
     network, norm_weight = _network(order, model, ids, learned)
     target = Target(
         Path(order.target),
@@ -234,6 +235,14 @@ def _network(
         start.copy_layers(network, chosen)
         with torch.no_grad():
             network.norm.weight.copy_(norm_weight)
-    if order.reads_hidden:
+    if order.from_draft is not None:
+        start.copy_draft(network, order.from_draft)
+    elif order.reads_hidden:
         start.least_squares(network, learned, norm_weight)
     return network, norm_weight
+
+
+def _head_ids(order: Order, learned: list[Example], producible: int) -> list[int]:
+    if order.from_draft is not None:
+        return start.draft_ids(order.from_draft)
+    return start.frequent_ids(learned, order.head_ids, producible)

@@ -63,7 +63,7 @@ def loss_of(
     others = torch.randint(len(network.head), (_BY_CHANCE,), generator=chance)
     known = answers.said >= 0
     asked = torch.cat([answers.ids[known].flatten(), answers.said[known], others])
-    shortlist, places = asked.unique(return_inverse=True)
+    shortlist, places = torch.unique(asked, return_inverse=True)
     count = int(known.sum())
     top = answers.ids.shape[-1]
     ids = torch.zeros_like(answers.ids)

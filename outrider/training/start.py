@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from outrider.errors import ConfigError
 from outrider.training.corpus import Example
@@ -100,6 +102,48 @@ def copy_layers(network: DraftNetwork, layers: Sequence[torch.nn.Module]) -> Non
                 "scratch with --start scratch"
             )
         own.load_state_dict({name: state[name].float() for name in needed})
+
+
+def draft_ids(directory: Path) -> list[int]:
+    """The target's ids of the rows of a trained draft model's head.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    offsets = _tensors(directory)["d2t"]
+    ids: list[int] = (offsets + torch.arange(len(offsets))).tolist()
+    return ids
+
+
+def copy_draft(network: DraftNetwork, directory: Path) -> None:
+    """Go on from a draft model that was trained before.
+
+    Raises:
+        ConfigError: there is none, or it is of another shape.
+    """
+    tensors = _tensors(directory)
+    state = {
+        name.removeprefix("model."): tensor.float()
+        for name, tensor in tensors.items()
+        if name not in ("d2t", "t2d")
+    }
+    needed = network.state_dict()
+    if {n: t.shape for n, t in state.items()} != {n: t.shape for n, t in needed.items()}:
+        raise ConfigError(
+            f"{directory} is a draft model of another shape; give --layers and --reads-hidden as "
+            "it was trained"
+        )
+    network.load_state_dict(state)
+
+
+def _tensors(directory: Path) -> dict[str, torch.Tensor]:
+    path = directory / "model.safetensors"
+    if not path.is_file():
+        raise ConfigError(f"no draft model in {directory}: there is no {path.name}")
+    tensors = load_file(path)
+    if "d2t" not in tensors:
+        raise ConfigError(f"{directory} is no draft model that `outrider train` has written")
+    return tensors
 
 
 @torch.no_grad()

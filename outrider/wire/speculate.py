@@ -97,6 +97,7 @@ def draft_event_to_pb(value: m.DraftEvent) -> draft_pb2.DraftEvent:
                     draft=shared.draft_to_pb(value.draft),
                     timings=shared.timings_to_pb(value.timings),
                     draft_us=value.draft_us,
+                    feature_layers=value.feature_layers,
                 )
             )
         case m.DraftFailed():
@@ -115,6 +116,7 @@ def draft_event_from_pb(pb: draft_pb2.DraftEvent) -> m.DraftEvent:
                 draft=shared.draft_from_pb(pb.proposal.draft),
                 timings=shared.timings_from_pb(pb.proposal.timings),
                 draft_us=pb.proposal.draft_us,
+                feature_layers=tuple(pb.proposal.feature_layers),
             )
         case "error":
             error = shared.error_from_pb(pb.error)

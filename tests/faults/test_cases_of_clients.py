@@ -27,7 +27,7 @@ from outrider.pb.v1 import coordinator_pb2_grpc
 PROMPT = [1, 2, 3, 4, 5]
 STREAMS, AT_ONCE = 500, 50
 # Longer than the 10 s after which a connection is pinged, twice.
-PREFILL_STEPS, PREFILL_STEP_S = 31, 2.0
+PREFILL_STEPS, PREFILL_ROWS, PREFILL_STEP_S = 13, 16, 1.7
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -142,8 +142,8 @@ async def test_case_28_two_requests_with_the_same_id_at_the_same_time(tmp_path: 
 async def test_case_33_and_35_a_long_prefill_is_silent_and_healthy(tmp_path: Path) -> None:
     """No connection is given up meanwhile, and nobody takes the worker for hung."""
     healths: list[int] = []
-    prompt = [n % LETTERS for n in range(16 * PREFILL_STEPS)]
-    flags = ("--step-tokens", "16", "--no-calibrate", "--no-prefix-cache")
+    prompt = [n % LETTERS for n in range(PREFILL_ROWS * PREFILL_STEPS)]
+    flags = ("--step-tokens", str(PREFILL_ROWS), "--no-calibrate", "--no-prefix-cache")
     async with (
         running(tmp_path, pace_s=PREFILL_STEP_S, verify_flags=flags) as cluster,
         AsyncClient(cluster.addresses) as client,

@@ -10,6 +10,7 @@ import pytest
 from bench.inprocess import DRAFTER, FOREVER_S, Answer, InProcess
 from outrider.client import AsyncClient, Completion
 from outrider.drafting.base import Drafter
+from outrider.drafting.draft_model import PlainDraftModel
 from outrider.drafting.hybrid import HybridDrafter
 from outrider.drafting.model import ModelDrafter
 from outrider.drafting.suffix import SuffixDrafter
@@ -50,7 +51,7 @@ def model_drafter(path: Path, layers: int = 0) -> ModelDrafter:
     model = load_model(str(path))
     if layers:
         model = first_layers(model, layers)
-    return ModelDrafter(model, total_blocks=128, token_count=TOKENS)
+    return ModelDrafter(PlainDraftModel(model, total_blocks=128, token_count=TOKENS))
 
 
 MAKERS: dict[str, Callable[[Path, Path], Drafter]] = {

@@ -28,7 +28,8 @@ from hypothesis.stateful import (
 from outrider.messages import AssignDrafter, Draft, SamplingParams, SessionFailed, TokenOrigin
 from outrider.model.blocks import BLOCK_TOKENS, BlockTable
 from outrider.model.loading import LoadedModel, load_model
-from outrider.model.paged import Segment
+from outrider.model.paged import PagedModel, Segment
+from outrider.model.rows import StepOutput
 from tests.support.models import TOKENS, save_model
 from tests.support.stepping import DRAFTER, Reference, Said, Stepper
 from verify_worker.state import Session
@@ -75,15 +76,15 @@ class Machine(RuleBasedStateMachine):
         self.samplings: dict[str, SamplingParams] = {}
         self.checked: Counter[str] = Counter()
         self.breaks = 0
-        forward = self.worker.paged.forward
+        step = self.worker.paged.step
 
-        def breakable(segments: Any) -> torch.Tensor:
+        def breakable(segments: Any) -> StepOutput:
             if self.breaks:
                 self.breaks -= 1
                 raise RuntimeError("broken on purpose")
-            return forward(segments)
+            return step(segments)
 
-        self.worker.paged.forward = breakable  # type: ignore[method-assign]  # as a fault would
+        self.worker.paged.step = breakable  # type: ignore[method-assign]  # as a fault would
 
     @property
     def sessions(self) -> dict[str, Session]:
@@ -226,7 +227,9 @@ class Machine(RuleBasedStateMachine):
             return
         # Written beyond kv_len, where the next step writes the same.
         copied = BlockTable(list(table.blocks), table.kv_len)
-        actual = self.worker.paged.forward([Segment(session.tokens[-1:], copied, 1)])
+        actual = PagedModel.step(
+            self.worker.paged, [Segment(session.tokens[-1:], copied, 1)]
+        ).logits
         expected = self.reference.logits(session.tokens)
         torch.testing.assert_close(actual[0, :TOKENS], expected, rtol=1e-3, atol=1e-3)
         self.tally["looked into"] += 1

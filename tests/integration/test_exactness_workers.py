@@ -8,6 +8,7 @@ from transformers import MambaConfig
 
 from bench.inprocess import DRAFTER, FOREVER_S, Answer, InProcess
 from outrider.drafting.base import Drafter
+from outrider.drafting.draft_model import PlainDraftModel
 from outrider.drafting.model import ModelDrafter
 from outrider.drafting.ngram import NgramDrafter
 from outrider.errors import UnsupportedModelError
@@ -38,7 +39,9 @@ def drafter(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workers(target: Path, drafter: Path | Drafter, *, blocks: int = 64) -> InProcess:
     """Both workers; `blocks` is the KV of each."""
     if isinstance(drafter, Path):
-        drafter = ModelDrafter(load_model(str(drafter)), total_blocks=64, token_count=TOKENS)
+        drafter = ModelDrafter(
+            PlainDraftModel(load_model(str(drafter)), total_blocks=64, token_count=TOKENS)
+        )
     limits = Limits(context_len=CONTEXT, vocab_size=TOKENS, draft_wait_s=FOREVER_S)
     paged = PagedModel(load_model(str(target)), blocks)
     return InProcess(paged, drafter, TOKENS, limits)
@@ -86,7 +89,9 @@ def test_case_01_the_target_as_its_own_drafter_is_always_right(target: Path) -> 
 
 
 def test_case_02_kv_after_every_round(target: Path, drafter: Path) -> None:
-    model = ModelDrafter(load_model(str(drafter)), total_blocks=64, token_count=TOKENS)
+    model = ModelDrafter(
+        PlainDraftModel(load_model(str(drafter)), total_blocks=64, token_count=TOKENS)
+    )
     both = workers(target, model)
     accepted: set[int] = set()
     for seed in range(8):

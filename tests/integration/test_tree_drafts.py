@@ -8,6 +8,7 @@ import pytest
 
 from bench.inprocess import DRAFTER, FOREVER_S, Answer, InProcess
 from outrider.drafting.base import DraftRequest
+from outrider.drafting.draft_model import PlainDraftModel
 from outrider.drafting.model import ModelDrafter
 from outrider.messages import (
     AcceptanceRule,
@@ -44,7 +45,9 @@ def drafter(path: Path, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel
 def workers(
     target: LoadedModel, drafter: LoadedModel, width: int, blocks: int = 90, **limits: int
 ) -> InProcess:
-    model = ModelDrafter(drafter, total_blocks=90, token_count=TOKENS, tree_width=width)
+    model = ModelDrafter(
+        PlainDraftModel(drafter, total_blocks=90, token_count=TOKENS), tree_width=width
+    )
     values = {"context_len": CONTEXT, "vocab_size": TOKENS, **limits}
     return InProcess(
         PagedModel(target, blocks), model, TOKENS, Limits(**values, draft_wait_s=FOREVER_S)

@@ -25,7 +25,7 @@ from outrider.messages import (
     TokenLogprobs,
 )
 from outrider.model.loading import LoadedModel
-from outrider.model.paged import PagedModel
+from outrider.model.paged import Numerics, PagedModel
 from outrider.model.parallel.leader import ParallelModel
 from outrider.sampling.noise import gumbels
 from tests.support.models import EOS, TOKENS
@@ -65,11 +65,14 @@ class Stepper:
         blocks: int = 60,
         *,
         prefix_cache: bool = True,
+        numerics: Numerics | None = None,
         **limits: Any,
     ) -> None:
         """`blocks` is for a model that has no pages yet."""
         self.now = 0.0
-        self.paged: Any = PagedModel(model, blocks) if isinstance(model, LoadedModel) else model
+        self.paged: Any = (
+            PagedModel(model, blocks, numerics) if isinstance(model, LoadedModel) else model
+        )
         values = {"context_len": model.context_len, "vocab_size": TOKENS, **limits}
         self.scheduler = Scheduler(
             self.paged.pool, Limits(**values), kv_fingerprint="kv" if prefix_cache else ""

@@ -4,9 +4,11 @@ It keeps "KV" (which token was written to which slot) and checks on every step t
 session's blocks hold exactly its own tokens.
 """
 
+import struct
 from collections.abc import Callable, Sequence
 
 from outrider.errors import NumericsError, OutriderError
+from outrider.messages import Tensor
 from outrider.model.blocks import BLOCK_TOKENS
 from outrider.sampling.acceptance import Verdict, verify_chain, verify_tree
 from verify_worker.state import Decided, Outcome, Plan, Work
@@ -30,6 +32,14 @@ def plain_decoding(prompt: Sequence[int], new_tokens: int, stop: int | None = No
         if tokens[-1] == stop:
             break
     return tokens[len(prompt) :]
+
+
+def states_of(tokens: Sequence[int], said: Sequence[int]) -> Tensor:
+    """What tells after which of the `tokens` and those before it each token was `said`."""
+    text = [*tokens, *said]
+    places = range(len(tokens), len(text))
+    rows = [struct.pack("<HH", place, text[place - 1]) for place in places]
+    return Tensor("bfloat16", (len(said), 2), b"".join(rows))
 
 
 class SyntheticRunner:
@@ -58,7 +68,9 @@ class SyntheticRunner:
             elif not work.decides:
                 results.append(None)
             else:
-                results.append(Decided(self._verdict(work, tokens)))
+                verdict = self._verdict(work, tokens)
+                states = states_of(tokens, verdict.token_ids) if work.keeps_hidden else None
+                results.append(Decided(verdict, hidden=states))
         return Outcome(tuple(results), self.seconds(plan.rows))
 
     def _verdict(self, work: Work, tokens: list[int]) -> Verdict:

@@ -128,7 +128,13 @@ CODECS |= {
     kind: (wire.draft_event_to_pb, wire.draft_event_from_pb, values)
     for kind, values in {
         m.Proposal: st.builds(
-            m.Proposal, **NAMED, base_len=U64, draft=drafts(), timings=TIMINGS, draft_us=U64
+            m.Proposal,
+            **NAMED,
+            base_len=U64,
+            draft=drafts(),
+            timings=TIMINGS,
+            draft_us=U64,
+            feature_layers=IDS,
         ),
         m.DraftFailed: st.builds(m.DraftFailed, **NAMED, error=ERRORS),
     }.items()

@@ -100,6 +100,7 @@ class SpreadScores:
 
     def __init__(self, answer: Answer, rows: Sequence[Row], wanted: Wanted) -> None:
         self._whole = answer.whole.float()
+        self._hidden = answer.hidden
         self._place = {row: place for place, row in enumerate(wanted.whole)}
         self._of_whole = Targets(self._whole, [rows[r] for r in wanted.whole])
         self._tokens: dict[int, int | None] = {}
@@ -128,3 +129,7 @@ class SpreadScores:
             # No constraint has a part in such a token.
             return self._tokens[row] is None
         return not bool(self._whole[self._place[row]].amax().isfinite())
+
+    def hidden(self, rows: Sequence[int]) -> torch.Tensor:
+        """What the head made rows of; every rank has all of it."""
+        return self._hidden[list(rows)]

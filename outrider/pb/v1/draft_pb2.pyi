@@ -246,6 +246,7 @@ class Proposal(_message.Message):
     DRAFT_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     DRAFT_US_FIELD_NUMBER: _builtins.int
+    FEATURE_LAYERS_FIELD_NUMBER: _builtins.int
     base_len: _builtins.int
     """Committed tokens that the draft continues."""
     draft_us: _builtins.int
@@ -256,6 +257,13 @@ class Proposal(_message.Message):
     def draft(self) -> _types_pb2.Draft: ...
     @_builtins.property
     def timings(self) -> _types_pb2.Timings: ...
+    @_builtins.property
+    def feature_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Layers of the target whose hidden states the drafter reads: it wants them with every
+        CommitDraft from now on, as features. The number of the target's layers stands for what
+        its head is given.
+        """
+
     def __init__(
         self,
         *,
@@ -263,10 +271,11 @@ class Proposal(_message.Message):
         draft: _types_pb2.Draft | None = ...,
         timings: _types_pb2.Timings | None = ...,
         draft_us: _builtins.int = ...,
+        feature_layers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "draft", b"draft", "draft_us", b"draft_us", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "draft", b"draft", "draft_us", b"draft_us", "feature_layers", b"feature_layers", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

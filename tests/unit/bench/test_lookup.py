@@ -1,13 +1,10 @@
-from pathlib import Path
-
 import pytest
 
+from bench.answers import Said
 from bench.lookup import Settings, costs
-from bench.replay import Said, plain_greedy, replay
+from bench.replay import replay
 from outrider.drafting.ngram import NgramDrafter
 from outrider.drafting.suffix import SuffixDrafter
-from outrider.model.loading import load_model
-from tests.support import models
 
 PERIOD = [11, 12, 13, 14, 15]
 
@@ -29,17 +26,6 @@ def test_the_texts_are_sessions_of_one_corpus() -> None:
     first, second = replay(SuffixDrafter(), [said, said], 4)
     assert first.accepted_tokens == 0
     assert second.accepted_tokens > 4
-
-
-def test_the_target_says_what_it_says_alone(tmp_path: Path) -> None:
-    target = models.save_model(tmp_path)
-    prompts = [("a", [5, 6, 7]), ("b", list(range(40))), ("a", [9])]
-    said = plain_greedy(
-        load_model(str(target)), prompts, new_tokens=12, token_count=models.TOKENS, at_once=2
-    )
-    assert [(answer.category, answer.prompt) for answer in said] == prompts
-    for answer in said:
-        assert answer.tokens == models.plain_greedy(target, answer.prompt, 12)
 
 
 @pytest.mark.parametrize("context", [64, 5000])

@@ -1,5 +1,6 @@
 """`outrider up` and `outrider demo` over stand-ins, and what they refuse before they start."""
 
+import json
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from outrider.cli import up as up_module
 from outrider.errors import UnavailableError
 from outrider.local import stack as stack_module
 from outrider.local.commands import StackSettings
+from tests.support.draft_networks import save_draft_network
 from tests.support.fake_stack import FakeCommands
 from tests.support.models import save_model
 
@@ -108,10 +110,9 @@ def test_a_redis_that_answers_is_used(model: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_flags_that_do_not_fit_are_wrong_usage() -> None:
-    assert up("--drafter", "model").exit_code == 2
-    assert up("--drafter", "hybrid").exit_code == 2
+    assert up("--model", "x", "--drafter", "model").exit_code == 2
+    assert up("--model", "x", "--drafter", "hybrid").exit_code == 2
     assert up("--drafter", "suffix", "--draft-model", "x").exit_code == 2
-    assert up("--draft-model", "x").exit_code == 2
     assert up("--drafter", "magic").exit_code == 2
     assert up("--verify-workers", "0").exit_code == 2
     assert up("--numerics", "exact").exit_code == 2
@@ -179,6 +180,7 @@ import tempfile
 from pathlib import Path
 from outrider.cli import main
 from outrider.local import stack
+from tests.support.draft_networks import save_draft_network
 from tests.support.fake_stack import FakeCommands
 
 stack.Commands = lambda settings: FakeCommands(settings, Path(sys.argv[1]))
@@ -240,3 +242,17 @@ def test_up_ends_when_the_coordinator_dies(model: Path, tmp_path: Path) -> None:
     assert process.returncode == 1
     assert "coordinator ended with exit code -9" in errors
     assert "Traceback" not in errors
+
+
+def test_a_drafter_that_was_trained_for_another_target_is_refused(
+    model: Path, tmp_path: Path
+) -> None:
+    other = save_model(tmp_path / "other", seed=9)
+    draft = save_draft_network(tmp_path / "draft", other)
+    config = json.loads((draft / "config.json").read_text())
+    config["outrider_draft"]["target_layers"] = 4
+    (draft / "config.json").write_text(json.dumps(config))
+    result = up("--model", str(model), "--drafter", "model", "--draft-model", str(draft))
+    assert result.exit_code == 1
+    assert "trained for other" in result.stderr
+    assert "the target is tiny" in result.stderr

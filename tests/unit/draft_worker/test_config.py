@@ -4,11 +4,12 @@ import pytest
 
 from draft_worker.config import Settings
 from draft_worker.drafters import build
-from outrider.drafting.base import DraftRequest
+from outrider.drafting.base import DraftRequest, HiddenStates
 from outrider.errors import ConfigError
 from outrider.messages import SamplingParams
 from outrider.model.describe import describe
 from outrider.model.tokenizers import load_tokenizer
+from tests.support.draft_networks import save_draft_network
 from tests.support.models import CONTEXT, TOKENS, save_model
 
 URL = "redis://127.0.0.1:6379/0"
@@ -69,3 +70,28 @@ def test_a_hybrid_has_a_model_and_its_figures(tmp_path: Path) -> None:
     assert chosen.drafter.name == f"suffix+{describe(model).name}"
     assert chosen.model_fingerprint == describe(model).fingerprint
     assert chosen.drafter.kv_blocks[1] > 0
+
+
+@pytest.mark.parametrize("drafter", ["model", "hybrid"])
+def test_a_drafter_that_was_trained_for_the_target(tmp_path: Path, drafter: str) -> None:
+    target = str(save_model(tmp_path / "target"))
+    draft = str(save_draft_network(tmp_path / "draft", tmp_path / "target", ids=range(0, 270, 2)))
+    settings = Settings(redis_url=URL, drafter=drafter, draft_model=draft, target=target)
+    chosen = build(settings)
+    assert chosen.drafter.name.endswith("draft")
+    assert chosen.drafter.reads == HiddenStates(2, 32)
+    assert chosen.model_fingerprint == describe(draft).fingerprint
+    assert chosen.tokenizer_fingerprint == load_tokenizer(target).fingerprint
+    assert chosen.context_len == CONTEXT
+    chosen.drafter.open("s", [1, 2, 3], SamplingParams(1.0, seed=1))
+    (proposal,) = chosen.drafter.propose([DraftRequest("s", 16)])
+    assert proposal is not None
+    assert len(proposal.token_ids) == 16
+    assert all(token < TOKENS and token % 2 == 0 for token in proposal.token_ids)
+
+
+def test_a_drafter_that_reads_its_target_needs_it(tmp_path: Path) -> None:
+    save_model(tmp_path / "target")
+    draft = str(save_draft_network(tmp_path / "draft", tmp_path / "target"))
+    with pytest.raises(ConfigError, match="give --target"):
+        build(Settings(redis_url=URL, drafter="model", draft_model=draft))

@@ -8,9 +8,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from draft_worker.figures import Figures
 from draft_worker.scheduler import MAX_DRAFT_LEN, Addressed, Scheduler
 from outrider import telemetry
-from outrider.drafting.base import PLAIN_LAW, Drafter, DraftLaw, DraftRequest, check_base_len
+from outrider.drafting.base import (
+    Drafter,
+    DraftRequest,
+)
 from outrider.drafting.suffix import SuffixDrafter
-from outrider.errors import InvalidRequestError
 from outrider.messages import (
     CloseDraft,
     CommitDraft,
@@ -20,51 +22,7 @@ from outrider.messages import (
     Proposal,
     SamplingParams,
 )
-
-
-class CountingDrafter:
-    """Proposes the numbers that follow the last token.
-
-    Token 666 makes it raise whenever it is asked; a session that has 777 is never ready.
-    """
-
-    name = "counting"
-
-    def __init__(self) -> None:
-        self.held: dict[str, list[int]] = {}
-        self.calls: list[list[DraftRequest]] = []
-
-    def open(
-        self,
-        session_id: str,
-        token_ids: Sequence[int],
-        sampling: SamplingParams,
-        law: DraftLaw = PLAIN_LAW,
-    ) -> None:
-        if 999 in token_ids:
-            raise InvalidRequestError("no 999")
-        if 998 in token_ids:
-            raise RuntimeError("broken")
-        self.held[session_id] = list(token_ids)
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
-        self.calls.append(list(requests))
-        if any(666 in self.held[request.session_id] for request in requests):
-            raise RuntimeError("poison")
-        return [self._propose(request) for request in requests]
-
-    def _propose(self, request: DraftRequest) -> Draft | None:
-        held = self.held[request.session_id]
-        if 777 in held:
-            return None
-        return Draft(tuple(range(held[-1] + 1, held[-1] + 1 + request.draft_len)))
-
-    def commit(self, session_id: str, base_len: int, token_ids: Sequence[int]) -> None:
-        check_base_len(base_len, len(self.held[session_id]))
-        self.held[session_id] += token_ids
-
-    def close(self, session_id: str) -> None:
-        self.held.pop(session_id, None)
+from tests.support.counting_drafter import CountingDrafter
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from outrider.drafting.base import PLAIN_LAW, DraftLaw, DraftRequest, check_base
 from outrider.drafting.hybrid import HybridDrafter
 from outrider.drafting.suffix import INDEX_CHUNK, SuffixDrafter
 from outrider.errors import FencedError, InvalidRequestError, UnknownSessionError
-from outrider.messages import Draft, SamplingParams
+from outrider.messages import Draft, SamplingParams, Tensor
 
 GREEDY = SamplingParams()
 FORBIDDEN = 10**6
@@ -20,6 +20,7 @@ class Successors:
 
     name = "successors"
     kv_blocks = (3, 7)
+    reads = None
 
     def __init__(self) -> None:
         self.held: dict[str, list[int]] = {}
@@ -46,7 +47,13 @@ class Successors:
             for r in requests
         ]
 
-    def commit(self, session_id: str, base_len: int, token_ids: Sequence[int]) -> None:
+    def commit(
+        self,
+        session_id: str,
+        base_len: int,
+        token_ids: Sequence[int],
+        hidden: Tensor | None = None,
+    ) -> None:
         check_base_len(base_len, len(self.held[session_id]))
         if FORBIDDEN in token_ids:
             raise InvalidRequestError("not this one")

@@ -11,6 +11,7 @@ from scipy import stats
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from outrider.drafting.base import DraftLaw, DraftRequest
+from outrider.drafting.draft_model import PlainDraftModel
 from outrider.drafting.model import ModelDrafter
 from outrider.messages import AcceptanceRule, Draft, SamplingParams, SparseDistribution
 from outrider.model.loading import LoadedModel, load_model
@@ -75,7 +76,7 @@ def drafts(
     model: LoadedModel, sampling: SamplingParams, law: DraftLaw, k: int, seeds: Sequence[int]
 ) -> list[Draft]:
     """The first draft of a session for each seed."""
-    drafter = ModelDrafter(model, total_blocks=len(seeds))
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=len(seeds)))
     for seed in seeds:
         drafter.open(str(seed), PROMPT, replace(sampling, seed=seed), law)
     proposed = drafter.propose([DraftRequest(str(seed), k) for seed in seeds])
@@ -162,7 +163,7 @@ def test_a_coupled_drafter_applies_the_processors_with_its_context(
     """Each token is what plain decoding of the draft model would say with the same noise."""
     law = DraftLaw(len(PROMPT), frozenset({2}))
     k, seeds = 4, range(60)
-    drafter = ModelDrafter(model, total_blocks=len(seeds))
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=len(seeds)))
     for seed in seeds:
         drafter.open(str(seed), PROMPT, replace(SAMPLINGS[name], seed=seed), law)
         drafter.commit(str(seed), len(PROMPT), committed)

@@ -6,11 +6,13 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from outrider.drafting.base import DraftRequest
+from outrider.drafting.draft_model import PlainDraftModel
 from outrider.drafting.model import SHORT_CATCH_UP, ModelDrafter
 from outrider.errors import FencedError, InvalidRequestError, UnknownSessionError
 from outrider.messages import Draft, SamplingParams
 from outrider.model.loading import LoadedModel, load_model
 from outrider.model.paged import PagedModel, Segment
+from outrider.model.rows import StepOutput
 from outrider.sampling.coupled import target_tokens
 from outrider.sampling.rows import Row
 
@@ -82,13 +84,13 @@ def proposed(drafter: ModelDrafter, session_id: str, draft_len: int) -> tuple[in
 def spy_on_rows(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The rows of each segment of each forward from now on."""
     seen: list[list[int]] = []
-    forward = PagedModel.forward
+    step = PagedModel.step
 
-    def spy(self: PagedModel, segments: Sequence[Segment]) -> torch.Tensor:
+    def spy(self: PagedModel, segments: Sequence[Segment]) -> StepOutput:
         seen.append([len(segment.token_ids) for segment in segments])
-        return forward(self, segments)
+        return step(self, segments)
 
-    monkeypatch.setattr(PagedModel, "forward", spy)
+    monkeypatch.setattr(PagedModel, "step", spy)
     return seen
 
 
@@ -103,7 +105,7 @@ def test_after_every_acceptance_it_continues_as_plain_decoding(
 ) -> None:
     """Case 2."""
     k = 4
-    drafter = ModelDrafter(model, total_blocks=8)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=8))
     tokens = prompt(21)
     drafter.open("s", tokens, sampling)
     draft = proposed(drafter, "s", k)
@@ -126,7 +128,7 @@ def test_drafting_for_itself_is_accepted_throughout(
     k, rounds = 4, 15
     tokens = prompt(17)
     text = reference(tokens, (k + 1) * rounds, sampling)
-    drafter = ModelDrafter(model, total_blocks=12)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=12))
     drafter.open("s", tokens, sampling)
     for begin in range(0, len(text), k + 1):
         assert proposed(drafter, "s", k) == text[begin : begin + k]
@@ -136,7 +138,7 @@ def test_drafting_for_itself_is_accepted_throughout(
 def test_a_batch_of_ragged_sessions_equals_each_alone(
     model: LoadedModel, reference: Reference
 ) -> None:
-    drafter = ModelDrafter(model, total_blocks=40)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=40))
     sessions = {f"s{i}": prompt(length, salt=i) for i, length in enumerate([1, 16, 17, 40, 5, 64])}
     params = {name: SAMPLED if i % 2 else GREEDY for i, name in enumerate(sessions)}
     lengths = {name: (i * 2) % 6 for i, name in enumerate(sessions)}
@@ -153,7 +155,7 @@ def test_a_batch_of_ragged_sessions_equals_each_alone(
 
 
 def test_commits_without_proposals_between_them(model: LoadedModel, reference: Reference) -> None:
-    drafter = ModelDrafter(model, total_blocks=8)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=8))
     tokens = prompt(10)
     drafter.open("s", tokens, GREEDY)
     draft = proposed(drafter, "s", 4)
@@ -169,7 +171,7 @@ def test_commits_without_proposals_between_them(model: LoadedModel, reference: R
 def test_preparing_leaves_only_the_last_token_to_feed(
     model: LoadedModel, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter = ModelDrafter(model, total_blocks=8)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=8))
     tokens = prompt(30)
     drafter.open("s", tokens, GREEDY)
     assert proposed(drafter, "s", 0) == ()
@@ -180,7 +182,7 @@ def test_preparing_leaves_only_the_last_token_to_feed(
 
 @pytest.mark.parametrize("length", [CONTEXT - 3, CONTEXT - 1, CONTEXT])
 def test_it_drafts_up_to_its_context(model: LoadedModel, reference: Reference, length: int) -> None:
-    drafter = ModelDrafter(model, total_blocks=24)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=24))
     tokens = prompt(length)
     drafter.open("s", tokens, GREEDY)
     fits = CONTEXT + 1 - length
@@ -189,7 +191,7 @@ def test_it_drafts_up_to_its_context(model: LoadedModel, reference: Reference, l
 
 def test_past_its_context_it_proposes_nothing_and_holds_nothing(model: LoadedModel) -> None:
     """Case 17."""
-    drafter = ModelDrafter(model, total_blocks=24)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=24))
     drafter.open("s", prompt(CONTEXT), GREEDY)
     assert len(proposed(drafter, "s", 4)) == 1
     length = CONTEXT
@@ -207,7 +209,7 @@ def test_the_idlest_session_loses_its_kv_and_is_rebuilt(
     model: LoadedModel, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # 2 blocks a session; the pool holds two of three.
-    drafter = ModelDrafter(model, total_blocks=5)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=5))
     sessions = {name: prompt(25, salt=i) for i, name in enumerate("abc")}
     for name, tokens in sessions.items():
         drafter.open(name, tokens, SAMPLED)
@@ -226,7 +228,7 @@ def test_the_idlest_session_loses_its_kv_and_is_rebuilt(
 def test_more_sessions_than_blocks_are_served_in_order(
     model: LoadedModel, reference: Reference
 ) -> None:
-    drafter = ModelDrafter(model, total_blocks=5)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=5))
     sessions = {name: prompt(25, salt=i) for i, name in enumerate("abcd")}
     for name, tokens in sessions.items():
         drafter.open(name, tokens, GREEDY)
@@ -246,7 +248,7 @@ def test_more_sessions_than_blocks_are_served_in_order(
 def test_who_asks_first_takes_blocks_from_who_asks_later(
     model: LoadedModel, reference: Reference
 ) -> None:
-    drafter = ModelDrafter(model, total_blocks=3)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=3))
     for name in "ab":
         drafter.open(name, prompt(25), GREEDY)
     assert proposed(drafter, "b", 2)
@@ -255,7 +257,7 @@ def test_who_asks_first_takes_blocks_from_who_asks_later(
 
 
 def test_a_session_that_can_never_fit_gets_no_proposal(model: LoadedModel) -> None:
-    drafter = ModelDrafter(model, total_blocks=2)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=2))
     drafter.open("s", prompt(33), GREEDY)
     assert proposed(drafter, "s", 4) == ()
     assert drafter.free_blocks == 2
@@ -264,7 +266,7 @@ def test_a_session_that_can_never_fit_gets_no_proposal(model: LoadedModel) -> No
 def test_a_long_prompt_does_not_hold_up_other_sessions(
     model: LoadedModel, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter = ModelDrafter(model, total_blocks=24, prefill_chunk=48)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=24), prefill_chunk=48)
     long, short = prompt(130), prompt(9)
     drafter.open("long", long, GREEDY)
     drafter.open("short", short, GREEDY)
@@ -285,7 +287,7 @@ def test_a_long_prompt_does_not_hold_up_other_sessions(
 def test_the_chunk_is_shared_by_long_prompts(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter = ModelDrafter(model, total_blocks=24, prefill_chunk=64)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=24), prefill_chunk=64)
     for name in "abc":
         drafter.open(name, prompt(50), GREEDY)
     rows = spy_on_rows(monkeypatch)
@@ -297,23 +299,23 @@ def test_the_chunk_is_shared_by_long_prompts(
 def test_a_fault_leaves_the_sessions_as_they_were(
     model: LoadedModel, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter = ModelDrafter(model, total_blocks=8)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=8))
     tokens = prompt(12)
     drafter.open("s", tokens, GREEDY)
-    forward = PagedModel.forward
+    step = PagedModel.step
     for good_calls in range(3):
         left = [good_calls]
 
         def failing(
             self: PagedModel, segments: Sequence[Segment], left: list[int] = left
-        ) -> torch.Tensor:
+        ) -> StepOutput:
             if not left[0]:
                 raise RuntimeError("out of luck")
             left[0] -= 1
-            return forward(self, segments)
+            return step(self, segments)
 
         with monkeypatch.context() as patch:
-            patch.setattr(PagedModel, "forward", failing)
+            patch.setattr(PagedModel, "step", failing)
             with pytest.raises(RuntimeError, match="out of luck"):
                 drafter.propose([DraftRequest("s", 4)])
         drafter.commit("s", len(tokens), [good_calls])
@@ -326,7 +328,7 @@ def test_a_fault_leaves_the_sessions_as_they_were(
 def test_what_does_not_fit_is_refused_and_changes_nothing(
     model: LoadedModel, reference: Reference
 ) -> None:
-    drafter = ModelDrafter(model, total_blocks=8)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=8))
     tokens = prompt(12)
     drafter.open("s", tokens, GREEDY)
     with pytest.raises(InvalidRequestError, match=f"{VOCAB}"):
@@ -348,7 +350,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
 def test_a_reused_session_id_and_reused_blocks_carry_nothing_over(
     model: LoadedModel, reference: Reference
 ) -> None:
-    drafter = ModelDrafter(model, total_blocks=4)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=4))
     for salt in range(4):
         tokens = prompt(30, salt)
         drafter.open("s", tokens, SAMPLED)
@@ -359,7 +361,7 @@ def test_a_reused_session_id_and_reused_blocks_carry_nothing_over(
 
 
 def test_padding_of_the_embedding_is_never_proposed(model: LoadedModel) -> None:
-    drafter = ModelDrafter(model, total_blocks=8, token_count=5)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=8, token_count=5))
     for number in range(8):
         drafter.open(f"s{number}", prompt(9 + number), SamplingParams(1.0, seed=number))
         assert max(proposed(drafter, f"s{number}", 6)) < 5

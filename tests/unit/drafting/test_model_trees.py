@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from outrider.drafting.base import DraftLaw, DraftRequest
+from outrider.drafting.draft_model import PlainDraftModel
 from outrider.drafting.model import ModelDrafter
 from outrider.messages import AcceptanceRule, Draft, SamplingParams
 from outrider.model.loading import LoadedModel, load_model
@@ -28,7 +29,9 @@ def model(path: Path) -> LoadedModel:
 def drafted(
     model: LoadedModel, width: int, law: DraftLaw, sampling: SamplingParams, k: int = 3
 ) -> Draft:
-    drafter = ModelDrafter(model, total_blocks=8, token_count=TOKENS, tree_width=width)
+    drafter = ModelDrafter(
+        PlainDraftModel(model, total_blocks=8, token_count=TOKENS), tree_width=width
+    )
     drafter.open("s", PROMPT, sampling, law)
     (draft,) = drafter.propose([DraftRequest("s", k)])
     assert draft is not None
@@ -78,7 +81,7 @@ def test_a_sampled_draft_under_the_rejection_rule_is_a_chain(model: LoadedModel)
 def test_after_a_sibling_it_continues_as_plain_decoding(
     model: LoadedModel, path: Path, sampling: SamplingParams, level: int
 ) -> None:
-    drafter = ModelDrafter(model, total_blocks=8, token_count=TOKENS, tree_width=3)
+    drafter = ModelDrafter(PlainDraftModel(model, total_blocks=8, token_count=TOKENS), tree_width=3)
     drafter.open("s", PROMPT, sampling, DraftLaw(max_nodes=64))
     (tree,) = drafter.propose([DraftRequest("s", 3)])
     assert tree is not None

@@ -1,6 +1,7 @@
 """The command lines fit what the services take, and settings that do not fit are refused."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from outrider.local.commands import (
     Commands,
     StackSettings,
 )
+from tests.support.draft_networks import save_draft_network
+from tests.support.models import save_model
 
 
 def test_drafter_and_draft_model_have_to_fit() -> None:
@@ -137,3 +140,14 @@ def test_valkey_keeps_nothing_and_throws_nothing_out(tmp_path: Path) -> None:
     assert pairs["--bind"] == "127.0.0.1"
     assert pairs["--save"] == ""
     assert pairs["--maxmemory-policy"] == "noeviction"
+
+
+def test_a_drafter_that_was_trained_for_its_target_leaves_it_the_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 12)
+    trained = save_draft_network(tmp_path / "draft", save_model(tmp_path / "target"))
+    settings = StackSettings(model="m", drafter="hybrid", draft_model=str(trained))
+    assert settings.model_threads == 12
+    assert replace(settings, threads=3).model_threads == 3
+    assert replace(settings, draft_model=str(tmp_path / "target")).model_threads == 6

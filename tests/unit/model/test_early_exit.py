@@ -5,6 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.drafting.base import DraftRequest
+from outrider.drafting.draft_model import PlainDraftModel
 from outrider.drafting.model import ModelDrafter
 from outrider.errors import ConfigError
 from outrider.messages import SamplingParams
@@ -42,7 +43,9 @@ def test_it_drafts_as_the_first_layer_with_the_last_norm_and_head(path: Path) ->
     model = first_layers(whole, 1)
     assert model.name == f"{name}-first-1"
     assert model.fingerprint != fingerprint
-    drafter = ModelDrafter(model, total_blocks=8, numerics=choose_numerics(FAST, model))
+    drafter = ModelDrafter(
+        PlainDraftModel(model, total_blocks=8, numerics=choose_numerics(FAST, model))
+    )
     drafter.open("s", PROMPT, SamplingParams())
     (draft,) = drafter.propose([DraftRequest("s", 6)])
     assert draft is not None

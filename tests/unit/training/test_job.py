@@ -34,7 +34,8 @@ def order(target_path: Path, tmp_path: Path) -> Order:
     return Order(
         target=str(target_path), out=tmp_path / "out", texts=tmp_path / "texts",
         prompts=(str(prompts),), examples=80, max_tokens=12, most_prompt=40, seats=8,
-        from_target=True, config=None, layers=1, reads_hidden=True, head_ids=200, steps=60,
+        from_target=True, from_draft=None, config=None, layers=1, reads_hidden=True,
+        head_ids=200, steps=60,
         batch_tokens=200, rate=3e-3, tv=0.0, dropout=0.0, unroll=2, draft_len=3, look_every=20,
         held_out=8, seed=0, threads=1, command="outrider train …",
     )  # fmt: skip
@@ -74,6 +75,27 @@ def test_a_training_that_is_repeated_is_the_same(order: Order, tmp_path: Path) -
     first = losses(replace(order, steps=6))
     again = losses(replace(order, steps=6, seats=3, out=tmp_path / "o2", texts=tmp_path / "t2"))
     assert first == again
+
+
+def test_a_draft_model_goes_on_from_another(order: Order, tmp_path: Path) -> None:
+    train(order, Quiet())
+    more = replace(order, out=tmp_path / "more", from_draft=order.out, seed=1, steps=2, rate=0.0)
+    with pytest.raises(ConfigError, match="written with seed 0, not 1"):
+        train(more, Quiet())
+    train(replace(more, seed=0), Quiet())
+    before, after = (load_file(d / "model.safetensors") for d in (order.out, more.out))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, atol=1e-3, rtol=1e-3)
+
+
+def test_what_is_no_draft_model_is_refused(order: Order, target_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no draft model that"):
+        train(replace(order, from_draft=target_path), Quiet())
+    train(replace(order, steps=1), Quiet())
+    longer = replace(order, out=order.out.with_name("two"), from_draft=order.out, layers=2)
+    with pytest.raises(ConfigError, match="of another shape"):
+        train(longer, Quiet())
 
 
 def test_text_files_are_learned_from(order: Order, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from outrider import rpc, wire
 from outrider.errors import InvalidRequestError
-from outrider.messages import CloseDraft, CommitDraft, Draft, DraftWorkerRef, Proposal
+from outrider.messages import CloseDraft, CommitDraft, Draft, DraftWorkerRef, Proposal, Tensor
 from outrider.pb.v1 import draft_pb2, draft_pb2_grpc
-from verify_worker.draft_links import UNASKED_EVENTS, Credit, DraftLinks
+from verify_worker.draft_links import FEATURE_BYTES, UNASKED_EVENTS, Credit, DraftLinks
 from verify_worker.engine import DrafterGone, FromDrafter, Message
 from verify_worker.state import LeaveDrafter, ToDrafter
 from verify_worker.streams import Streams, deliver
@@ -65,6 +65,7 @@ class Talking(draft_pb2_grpc.DraftServiceServicer):
     def __init__(self, events: int, *, flood: bool) -> None:
         self.streams = 0
         self.ended = asyncio.Event()
+        self.features: list[int] = []
         self._frame = frame(events)
         self._flood = flood
 
@@ -72,7 +73,8 @@ class Talking(draft_pb2_grpc.DraftServiceServicer):
         self.streams += 1
         try:
             async for request in requests:
-                for _ in request.commands:
+                for command in request.commands:
+                    self.features.append(len(command.commit.features.layers))
                     await context.write(self._frame)
                 while self._flood:
                     await context.write(self._frame)
@@ -140,3 +142,18 @@ async def test_a_stream_that_is_left_ends_without_a_report() -> None:
         assert isinstance(await messages.get(), FromDrafter)
         assert servicer.streams == 2
         assert messages.empty()
+
+
+async def test_hidden_states_that_pile_up_are_left_out() -> None:
+    big = Tensor("bfloat16", (1, FEATURE_BYTES // 8), bytes(FEATURE_BYTES // 4))
+    commit = CommitDraft(
+        session_id="s", epoch=1, base_len=1, token_ids=(1,), draft_len=2, features=((30, big),)
+    )
+    async with talking(1) as (servicer, worker, links, messages):
+        for _ in range(2):
+            # Nothing is written in between.
+            for _ in range(7):
+                links.send(worker, commit)
+            for _ in range(7):
+                assert isinstance(await messages.get(), FromDrafter)
+        assert servicer.features == 2 * [1, 1, 1, 1, 0, 0, 0]

@@ -19,6 +19,7 @@ from outrider.messages import (
 )
 from outrider.model.loading import LoadedModel, load_model
 from outrider.model.paged import PagedModel
+from outrider.model.rows import StepOutput
 from tests.support.models import EOS, FAMILIES, TOKENS, plain_greedy, save_model
 from verify_worker.runner import Runner
 from verify_worker.scheduler import Limits, Scheduler
@@ -147,15 +148,15 @@ def test_case_9_nan_fails_the_session_that_has_it(
     target = Target(load_model(str(save_model(tmp_path))))
     for sid in ("s1", "s2"):
         target.start(sid, PROMPTS[sid], 8, SamplingParams(0.7, seed=1))
-    forward = target.paged.forward
+    step = target.paged.step
 
-    def damaged(segments: Any) -> torch.Tensor:
-        logits = forward(segments)
-        if len(target.tokens.get("s2", [])) == 3 and logits.shape[0] > 1:
-            logits[-1, 5] = torch.nan
-        return logits
+    def damaged(segments: Any) -> StepOutput:
+        output = step(segments)
+        if len(target.tokens.get("s2", [])) == 3 and output.logits.shape[0] > 1:
+            output.logits[-1, 5] = torch.nan
+        return output
 
-    monkeypatch.setattr(target.paged, "forward", damaged)
+    monkeypatch.setattr(target.paged, "step", damaged)
     target.run()
     assert isinstance(target.failures["s2"].error, NumericsError)
     assert "NaN" in target.failures["s2"].error.message
@@ -169,14 +170,14 @@ def test_one_session_that_breaks_the_forward_fails_alone(
     target = Target(load_model(str(save_model(tmp_path))))
     for sid in ("s1", "s2", "s3"):
         target.start(sid, PROMPTS[sid], 8, SamplingParams())
-    forward = target.paged.forward
+    step = target.paged.step
 
-    def damaged(segments: Any) -> torch.Tensor:
+    def damaged(segments: Any) -> StepOutput:
         if any(segment.token_ids[0] == PROMPTS["s2"][0] for segment in segments):
             raise RuntimeError("no kernel for this one")
-        return forward(segments)
+        return step(segments)
 
-    monkeypatch.setattr(target.paged, "forward", damaged)
+    monkeypatch.setattr(target.paged, "step", damaged)
     target.run()
     assert isinstance(target.failures["s2"].error, InternalError)
     assert len(target.tokens["s1"]) == len(target.tokens["s3"]) == 8
@@ -211,15 +212,15 @@ def test_a_dead_row_that_is_not_reached_does_no_harm(
     path = save_model(tmp_path)
     target = Target(load_model(str(path)), draft_len=4)
     target.start("s", PROMPTS["s1"], 12, SamplingParams())
-    forward = target.paged.forward
+    step = target.paged.step
 
-    def damaged(segments: Any) -> torch.Tensor:
-        logits = forward(segments)
+    def damaged(segments: Any) -> StepOutput:
+        output = step(segments)
         # Whatever a draft leads to is NaN; the row after the committed tokens is not.
-        logits[1:] = torch.nan
-        return logits
+        output.logits[1:] = torch.nan
+        return output
 
-    monkeypatch.setattr(target.paged, "forward", damaged)
+    monkeypatch.setattr(target.paged, "step", damaged)
     expected = plain_greedy(path, PROMPTS["s1"], 12)
     target.run(itertools.repeat([(token + 1) % TOKENS for token in expected[1:5]]))
     assert target.tokens["s"] == expected

@@ -11,6 +11,7 @@ from outrider.messages import Draft, SamplingParams, TokenOrigin
 from outrider.model.loading import LoadedModel, load_model
 from outrider.model.paged import Segment
 from outrider.model.pages import KvPages
+from outrider.model.rows import StepOutput
 from tests.support.models import TOKENS, save_model
 from tests.support.stepping import Reference, Stepper
 
@@ -64,17 +65,17 @@ def test_a_step_with_trees_is_one_forward_and_one_move(
         right = reference.continuation(session.tokens, 4, sampling)
         worker.propose(session, mixed(right) if session.prompt_len > 1 else Draft(tuple(right)))
     forwards, moves = [], []
-    forward, move = worker.paged.forward, KvPages.move
+    step, move = worker.paged.step, KvPages.move
 
-    def spied(segments: Sequence[Segment]) -> torch.Tensor:
+    def spied(segments: Sequence[Segment]) -> StepOutput:
         forwards.append([len(segment.token_ids) for segment in segments])
-        return forward(segments)
+        return step(segments)
 
     def moved(self: KvPages, source: torch.Tensor, target: torch.Tensor) -> None:
         moves.append(len(source))
         move(self, source, target)
 
-    monkeypatch.setattr(worker.paged, "forward", spied)
+    monkeypatch.setattr(worker.paged, "step", spied)
     monkeypatch.setattr(KvPages, "move", moved)
     assert worker.step()
     assert forwards == [[8, 8, 5]]
@@ -102,15 +103,15 @@ def test_case_9_a_dead_node_ends_the_path_before_it(
     worker = prefilled(model, [[1, 2, 3]], sampling)
     (session,) = worker.wanting
     worker.propose(session, mixed(reference.continuation(session.tokens, 4, sampling)))
-    forward = worker.paged.forward
+    step = worker.paged.step
 
-    def damaged(segments: Any) -> torch.Tensor:
-        logits = forward(segments)
-        logits[dead_node + 1, 7] = torch.nan
-        return logits
+    def damaged(segments: Any) -> StepOutput:
+        output = step(segments)
+        output.logits[dead_node + 1, 7] = torch.nan
+        return output
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker.paged, "forward", damaged)
+        patch.setattr(worker.paged, "step", damaged)
         assert worker.step()
     assert len(worker.said["s0"].tokens) == 1 + said
     while worker.scheduler.sessions:

@@ -171,13 +171,19 @@ def moves_of(kept: Sequence[tuple[BlockTable, Sequence[int]]]) -> list[tuple[int
 
 @torch.inference_mode()
 def kv_shapes(model: LoadedModel) -> list[tuple[int, int, int]]:
-    """(KV heads, key size, value size) of each layer, found by running one token."""
+    """(KV heads, key size, value size) of each layer, found by running one token.
+
+    The model may be on the meta device.
+    """
     probe = KvShapes()
     device = next(model.module.parameters()).device
+    # Without a mask transformers looks at the numbers of the positions, which may not be there.
+    mask = {"attention_mask": torch.ones((1, 1), device=device)} if device.type == "meta" else {}
     model.module(
         input_ids=torch.zeros((1, 1), dtype=torch.long, device=device),
         position_ids=torch.zeros((1, 1), dtype=torch.long, device=device),
         use_cache=False,
+        **mask,
         **{STEP_ARGUMENT: probe},
     )
     if not probe.shapes:

@@ -21,6 +21,8 @@ _DISTRIBUTED: Any = distributed
 
 # A message up to this size, its length included, is one broadcast.
 MESSAGE_BYTES = 16384
+# What a rank can tell rank 0 of itself.
+REPORT_BYTES = 4096
 _LENGTH_BYTES = 8
 
 
@@ -28,13 +30,13 @@ _LENGTH_BYTES = 8
 class Limits:
     """How long is waited for other ranks, in seconds.
 
-    `start_s`: until all have joined. `step_s`: within a step, for the slowest rank. `idle_s`:
-    how long the leader may have nothing to say.
+    `start_s`: until all have joined, and until all have loaded. `step_s`: within a step, for the
+    slowest rank. `idle_s`: how long rank 0 may say nothing; it says something each second.
     """
 
     start_s: float = 120.0
-    step_s: float = 10.0
-    idle_s: float = 86400.0
+    step_s: float = 5.0
+    idle_s: float = 60.0
 
 
 class RankGroup:
@@ -52,6 +54,7 @@ class RankGroup:
         self._control = control
         self._data = data
         self._failed = ""
+        self._start = timedelta(seconds=limits.start_s)
         self._step = timedelta(seconds=limits.step_s)
         self._idle = timedelta(seconds=limits.idle_s)
         self._buffer = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
@@ -133,9 +136,9 @@ class RankGroup:
         if total > MESSAGE_BYTES:
             self._broadcast(framed[MESSAGE_BYTES:].clone(), self._step)
 
-    def receive(self) -> bytes:
-        """The next message of rank 0."""
-        self._broadcast(self._buffer, self._idle)
+    def receive(self, *, starting: bool = False) -> bytes:
+        """The next message of rank 0, for which it has longer while `starting`."""
+        self._broadcast(self._buffer, self._start if starting else self._idle)
         read = self._buffer.numpy().tobytes()
         size = int.from_bytes(read[:_LENGTH_BYTES], "little")
         missing = size + _LENGTH_BYTES - MESSAGE_BYTES
@@ -145,10 +148,27 @@ class RankGroup:
             read += rest.numpy().tobytes()
         return read[_LENGTH_BYTES : _LENGTH_BYTES + size]
 
-    def meet(self) -> None:
-        """Wait until every rank is here."""
+    def collect(self, report: bytes) -> list[bytes] | None:
+        """Every rank's report on rank 0, in the order of ranks; for when ranks start.
+
+        Raises:
+            ValueError: it is longer than REPORT_BYTES.
+        """
+        if len(report) > REPORT_BYTES:
+            raise ValueError(f"a report of {len(report)} bytes")
+        own = torch.zeros(REPORT_BYTES + _LENGTH_BYTES, dtype=torch.uint8)
+        framed = len(report).to_bytes(_LENGTH_BYTES, "little") + report
+        own[: len(framed)] = torch.frombuffer(bytearray(framed), dtype=torch.uint8)
+        parts = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else []
+        options = _DISTRIBUTED.GatherOptions()
+        options.rootRank, options.timeout = 0, self._start
+        self._wait(lambda: self._control.gather([parts] if parts else [], [own], options))
+        return [_unframed(part.numpy().tobytes()) for part in parts] or None
+
+    def meet(self, *, starting: bool = False) -> None:
+        """Wait until every rank is here, for longer while `starting`."""
         options = _DISTRIBUTED.AllreduceOptions()
-        options.timeout = self._step
+        options.timeout = self._start if starting else self._step
         here = torch.ones(1)
         self._wait(lambda: self._control.allreduce([here], options))
 
@@ -187,6 +207,11 @@ def open_store(address: str, port: int, size: int, *, leads: bool, limits: Limit
     except RuntimeError as error:
         what = "can't listen" if leads else "found nobody"
         raise RankLostError(f"a rank {what} at {address}:{port}: {_first_line(error)}") from error
+
+
+def _unframed(message: bytes) -> bytes:
+    size = int.from_bytes(message[:_LENGTH_BYTES], "little")
+    return message[_LENGTH_BYTES : _LENGTH_BYTES + size]
 
 
 def _gloo(store: Any, rank: int, size: int, address: str, start: timedelta) -> Any:

@@ -4,9 +4,17 @@ A layer split by columns is a plain `Linear` of fewer outputs; so is the head, w
 then those of a slice of the vocabulary. What is left needs the other ranks.
 """
 
+from typing import Protocol
+
 import torch
 
-from outrider.model.parallel.group import RankGroup
+
+class Peers(Protocol):
+    """The other ranks, as far as layers need them; see `RankGroup`."""
+
+    def total(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' x, in its place, on every rank."""
+        ...
 
 
 class RowLinear(torch.nn.Module):
@@ -15,7 +23,7 @@ class RowLinear(torch.nn.Module):
     Only rank 0's `inner` has the bias, so that it is added once.
     """
 
-    def __init__(self, inner: torch.nn.Linear, group: RankGroup) -> None:
+    def __init__(self, inner: torch.nn.Linear, group: Peers) -> None:
         super().__init__()
         self.inner = inner
         self.group = group
@@ -37,7 +45,7 @@ class VocabularyEmbedding(torch.nn.Module):
     scale their rows).
     """
 
-    def __init__(self, inner: torch.nn.Embedding, begin: int, group: RankGroup) -> None:
+    def __init__(self, inner: torch.nn.Embedding, begin: int, group: Peers) -> None:
         super().__init__()
         self.inner = inner
         self._begin = begin

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from outrider.errors import UnsupportedModelError
+from outrider.model import flex
 from outrider.model.numerics import FAST, choose_numerics
 from outrider.model.paged import PagedModel
 from outrider.model.parallel.choosing import candidates
@@ -49,6 +50,7 @@ class Member:
         numerics: str = FAST,
         forward: str = "auto",
         linears: str = "auto",
+        attention: str = flex.SDPA,
     ) -> "Member":
         """One rank ready for orders; all ranks must get there with the same arguments.
 
@@ -60,7 +62,9 @@ class Member:
                 f"--numerics {numerics} is not kept over {group.size} ranks: the order of sums "
                 f"over ranks depends on the rows of a step; use --numerics {FAST}"
             )
-        chosen = choose_numerics(numerics, shard.model, forward=forward, linears=linears)
+        chosen = choose_numerics(
+            numerics, shard.model, forward=forward, linears=linears, attention=attention
+        )
         return cls(shard, group, PagedModel(shard.model, total_blocks, chosen))
 
     @torch.inference_mode()
@@ -88,7 +92,15 @@ class Member:
             return own.new_empty(0, wanted.token_count)
         if len(wanted.whole) < len(own):
             own = own[list(wanted.whole)]
-        # All parts are of one size; the last rank may have fewer tokens.
-        own = functional.pad(own[:, : self._end - self._begin], (0, self._each - own.shape[1]))
-        parts = self.group.gather(own)
-        return None if parts is None else torch.cat(parts, 1)[:, : wanted.token_count]
+        parts = gather_vocabulary(own[:, : self._end - self._begin], self._each, self.group)
+        return None if parts is None else parts[:, : wanted.token_count]
+
+
+def gather_vocabulary(own: torch.Tensor, each: int, group: RankGroup) -> torch.Tensor | None:
+    """Every rank's slice [rows, v] of the vocabulary side by side on rank 0; None elsewhere.
+
+    `each`: tokens of a rank; the last may have fewer, and what is beside its own is padding.
+    """
+    # All parts have to be of one size.
+    parts = group.gather(functional.pad(own, (0, each - own.shape[1])))
+    return None if parts is None else torch.cat(parts, 1)

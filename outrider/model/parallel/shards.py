@@ -7,7 +7,7 @@ read from safetensors straight into the place it stays in.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -18,7 +18,7 @@ from outrider.model.describe import describe, locate_checkpoint
 from outrider.model.loading import DTYPES, LoadedModel, check_supported
 from outrider.model.parallel.checkpoint import Checkpoint
 from outrider.model.parallel.group import RankGroup
-from outrider.model.parallel.linears import RowLinear, VocabularyEmbedding
+from outrider.model.parallel.linears import Peers, RowLinear, VocabularyEmbedding
 from outrider.model.parallel.plan import Kind, Split, split_plan, vocabulary_range
 
 _REPLICATED = Split(Kind.REPLICATED)
@@ -60,10 +60,10 @@ def load_shard(path: str, group: RankGroup, *, dtype: str = "float32") -> Shard:
     vocabulary = module.get_input_embeddings().weight.shape[0]
     begin, end = vocabulary_range(group.rank, group.size, vocabulary)
     _make_buffers(module, group.device)
-    reader = _Reader(module, plan, group, DTYPES[dtype])
+    reader = Reader(module, plan, group, DTYPES[dtype])
     with Checkpoint(where, module) as checkpoint:
         reader.fill(checkpoint)
-    _join_ranks(module, plan, begin, group)
+    join_ranks(module, plan, begin, group)
     model = LoadedModel(
         module=module.eval(),
         name=description.name,
@@ -92,21 +92,49 @@ def empty_model(where: Path, dtype: torch.dtype) -> Any:
         return untyped.from_config(config, dtype=dtype, attn_implementation=attention.NAME)
 
 
-class _Reader:
-    """Puts slices of a checkpoint into the parameters of a module."""
+class Place(Peers, Protocol):
+    """Which rank of how many, and where its weights go; see `RankGroup`."""
+
+    @property
+    def rank(self) -> int:
+        """From 0."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Of the weights."""
+        ...
+
+
+class Weights(Protocol):
+    """Where parameters come from; see `Checkpoint`."""
+
+    def __contains__(self, name: str) -> bool: ...
+    def source(self, name: str, shape: tuple[int, ...]) -> Any:
+        """What gives slices of a parameter."""
+        ...
+
+
+class Reader:
+    """Puts a rank's slices into the parameters of a module, and counts their bytes."""
 
     def __init__(
         self,
         module: PreTrainedModel,
         plan: Mapping[str, Split],
-        group: RankGroup,
+        group: Place,
         dtype: torch.dtype,
     ) -> None:
         self.read_bytes = self.kept_bytes = self.peak_bytes = 0
         self._module, self._plan = module, plan
         self._group, self._dtype = group, dtype
 
-    def fill(self, checkpoint: Checkpoint) -> None:
+    def fill(self, checkpoint: Weights) -> None:
         """Give every parameter its slice; those that are one stay one.
 
         Raises:
@@ -133,7 +161,7 @@ class _Reader:
             parent.num_embeddings = len(value)
             parent.padding_idx = None
 
-    def _read(self, checkpoint: Checkpoint, name: str) -> torch.Tensor | None:
+    def _read(self, checkpoint: Weights, name: str) -> torch.Tensor | None:
         """This rank's slice; None for a bias that is another rank's."""
         module_name, _, leaf = name.rpartition(".")
         split = self._plan.get(module_name, _REPLICATED)
@@ -175,11 +203,12 @@ def _make_buffers(module: Any, device: torch.device) -> None:
         module._init_weights(child)
 
 
-def _join_ranks(
-    module: PreTrainedModel, plan: Mapping[str, Split], begin: int, group: RankGroup
+def join_ranks(
+    module: PreTrainedModel, plan: Mapping[str, Split], begin: int, group: Place
 ) -> None:
     """Put the layers that need other ranks in the place of those that do not know of them."""
     embedding = module.get_input_embeddings()
+    _share_heads(module, plan, group.size)
     for name, split in plan.items():
         parent_name, _, leaf = name.rpartition(".")
         parent, child = module.get_submodule(parent_name), module.get_submodule(name)
@@ -187,3 +216,14 @@ def _join_ranks(
             setattr(parent, leaf, RowLinear(child, group))
         elif child is embedding and isinstance(child, torch.nn.Embedding):
             setattr(parent, leaf, VocabularyEmbedding(child, begin, group))
+
+
+def _share_heads(module: Any, plan: Mapping[str, Split], size: int) -> None:
+    """Tell attention how many of its rank's heads read one head of keys and values."""
+    splits = [split for name, split in plan.items() if name.endswith(("q_proj", "k_proj"))]
+    if not splits:
+        return
+    heads, kv_heads = (max(split.units // size, 1) for split in splits[:2])
+    for child in module.modules():
+        if hasattr(child, "num_key_value_groups"):
+            child.num_key_value_groups = heads // kv_heads

@@ -24,6 +24,7 @@ from outrider.messages import (
     StartSession,
 )
 from outrider.model.paged import PagedModel, Segment
+from outrider.model.parallel.leader import ParallelModel
 from outrider.model.rows import StepOutput
 from outrider.sampling.rows import Row
 from outrider.sampling.scores import Scores, WholeScores
@@ -58,7 +59,7 @@ class Step:
 class TimedModel:
     """A model with its pages that adds up the seconds of its forwards."""
 
-    def __init__(self, model: PagedModel) -> None:
+    def __init__(self, model: PagedModel | ParallelModel) -> None:
         self.seconds = 0.0
         self._model = model
 

@@ -86,6 +86,7 @@ class PagedModel:
         self.pool = BlockPool(total_blocks)
         self._module = model.module
         self._numerics = numerics or FastNumerics()
+        self.arithmetic = self._numerics.arithmetic
         parameter = next(model.module.parameters())
         self._pages = KvPages(
             kv_shapes(model),

@@ -6,7 +6,9 @@ makes it fail after a time limit. Ranks that lost one another can't know who is 
 group that failed once stays failed.
 """
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Self
@@ -24,6 +26,8 @@ MESSAGE_BYTES = 16384
 # What a rank can tell rank 0 of itself.
 REPORT_BYTES = 4096
 _LENGTH_BYTES = 8
+# Between two looks at whether a device is done.
+_LOOK_S = 2e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,7 @@ class RankGroup:
             control = _gloo(_DISTRIBUTED.PrefixStore("control", store), rank, size, address, start)
             data = control
             if device.type == "cuda":
+                torch.cuda.set_device(device)
                 data = _nccl(_DISTRIBUTED.PrefixStore("data", store), rank, size, limits)
         except RuntimeError as error:
             raise RankLostError(
@@ -101,6 +106,10 @@ class RankGroup:
         Its connections are closed, so that the others learn of it at once.
         """
         self._failed = self._failed or reason
+        if self.device.type == "cuda" and self._data is not None:
+            # Else its kernels wait for the others for ever, and the device with them.
+            with suppress(RuntimeError):
+                self._data.abort()
         self._control = self._data = None
 
     # --- tensors ----------------------------------------------------------------------------
@@ -121,6 +130,23 @@ class RankGroup:
         options.rootRank, options.timeout = 0, self._step
         self._wait(lambda: self._data.gather([parts] if parts else [], [x], options))
         return parts or None
+
+    def settle(self) -> None:
+        """Wait until this rank's device has done what it was given so far.
+
+        Whatever copies from the device would wait too, but for ever where another rank is lost.
+        """
+        if self.device.type != "cuda":
+            return  # sums and gathers have waited
+        event: Any = torch.cuda.Event  # it has no hints
+        done = event()
+        done.record()
+        late_s = time.monotonic() + self._step.total_seconds()
+        while not done.query():
+            if time.monotonic() > late_s:
+                self.fail(f"a step took longer than {self._step.total_seconds():g} s")
+                raise RankLostError(f"rank {self.rank} of {self.size}: {self._failed}")
+            time.sleep(_LOOK_S)
 
     # --- messages ---------------------------------------------------------------------------
 
@@ -225,11 +251,11 @@ def _gloo(store: Any, rank: int, size: int, address: str, start: timedelta) -> A
 
 
 def _nccl(store: Any, rank: int, size: int, limits: Limits) -> Any:
-    # Waiting for a stream does not wait for other ranks: NCCL's own watchdog ends a process
-    # that waits longer than this.
+    # Only a last resort: NCCL's own watchdog ends a process that waits longer than this. It is
+    # `settle` that finds out in time.
     nccl = _DISTRIBUTED.ProcessGroupNCCL
     options = nccl.Options()
-    options._timeout = timedelta(seconds=limits.step_s)
+    options._timeout = timedelta(seconds=limits.start_s + limits.step_s)
     return nccl(store, rank, size, options)
 
 

@@ -18,6 +18,7 @@ from outrider.model.paged import block_bytes
 from outrider.model.parallel.follower import follow
 from outrider.model.parallel.group import REPORT_BYTES, Limits, RankGroup, open_store
 from outrider.model.parallel.member import Member, gather_vocabulary
+from outrider.model.parallel.outline import outline_shard
 from outrider.model.parallel.shards import Shard, load_shard
 from outrider.model.selfcheck import OwnLogits
 from outrider.sampling import gumbel_max
@@ -166,6 +167,7 @@ def _load(job: RankJob, group: RankGroup) -> tuple[Shard | None, RankReport, Exc
     host = socket.gethostname()
     try:
         shard = load_shard(job.model, group, dtype=job.dtype)
+        outline = outline_shard(job.model, group.rank, group.size, dtype=job.dtype)
         report = RankReport(
             rank=group.rank,
             # Each device has memory of its own.
@@ -173,7 +175,8 @@ def _load(job: RankJob, group: RankGroup) -> tuple[Shard | None, RankReport, Exc
             fingerprint=shard.model.fingerprint,
             weights_bytes=shard.kept_bytes,
             peak_bytes=shard.peak_bytes,
-            block_bytes=block_bytes(shard.model),
+            # Found on an outline: a forward of the shard would need the other ranks.
+            block_bytes=block_bytes(outline.model),
             budget_bytes=budget_bytes(job.kv_memory, group.device),
         )
     except (OutriderError, OSError, RuntimeError, MemoryError) as error:

@@ -29,6 +29,7 @@ from verify_worker.kv_memory import (
     statement,
 )
 from verify_worker.leading import Ranks, lead
+from verify_worker.ranks import RankReport
 from verify_worker.runner import Runner
 from verify_worker.scheduler import Limits, Scheduler
 
@@ -42,7 +43,8 @@ PACKED_LIMIT = 0.1
 class Target:
     """The loaded target with its scheduler and runner, and what the registry says of it.
 
-    `weight` is how many sessions it holds without giving up the KV of others.
+    `weight` is how many sessions it holds without giving up the KV of others. `reports` are those
+    of the ranks of a split target.
     """
 
     scheduler: Scheduler
@@ -56,6 +58,7 @@ class Target:
     tokenizer_fingerprint: str
     context_len: int
     weight: int
+    reports: tuple[RankReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +73,7 @@ class Loaded:
     paged: PagedModel | ParallelModel
     numerics: str
     dtype: str
-    ranks: int
+    reports: tuple[RankReport, ...] = ()
     weights_bytes: int
     block_bytes: int
     packed: bool
@@ -98,7 +101,7 @@ def load_target(settings: Settings, ranks: Ranks | None = None) -> Target:
     log.info(
         "target loaded",
         model=model.name,
-        ranks=loaded.ranks,
+        ranks=max(len(loaded.reports), 1),
         numerics=loaded.numerics,
         weights=format_bytes(loaded.weights_bytes),
         packed=loaded.packed,
@@ -142,6 +145,7 @@ def load_target(settings: Settings, ranks: Ranks | None = None) -> Target:
         tokenizer_fingerprint=tokenizer.fingerprint,
         context_len=model.context_len,
         weight=sessions_held(paged.pool.total, model.context_len, settings.max_sessions),
+        reports=loaded.reports,
     )
 
 
@@ -173,7 +177,6 @@ def _load_whole(settings: Settings) -> Loaded:
         paged=paged,
         numerics=numerics.arithmetic,
         dtype=f"{settings.dtype}-packed" if packed else settings.dtype,
-        ranks=1,
         weights_bytes=weights,
         block_bytes=bytes_per_block,
         packed=packed,
@@ -202,7 +205,7 @@ def _load_split(settings: Settings, ranks: Ranks) -> Loaded:
         paged=paged,
         numerics=led.member.paged.arithmetic,
         dtype=settings.dtype,
-        ranks=settings.tensor_parallel_size,
+        reports=led.reports,
         weights_bytes=sum(report.weights_bytes for report in led.reports),
         block_bytes=max(report.block_bytes for report in led.reports),
         packed=False,

@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +22,7 @@ from outrider.model.parallel.group import Limits, RankGroup
 from outrider.model.parallel.leader import ParallelModel
 from outrider.model.parallel.member import Member
 from outrider.model.parallel.shards import load_shard
+from verify_worker.ranks import RankJob, follow_job
 
 # What is imported late, each time anew if not before the processes begin.
 _LATE = [
@@ -96,6 +97,49 @@ def running(
                 process.join()
 
 
+class ForkedRanks:
+    """The other ranks of a `verify_worker` as processes of this machine, without Ray.
+
+    `swap` gives a rank another job than rank 0 has.
+    """
+
+    def __init__(self, swap: dict[int, Any] | None = None) -> None:
+        self.others: list[BaseProcess] = []
+        self.address, self.threads = "127.0.0.1", 1
+        self._swap = swap or {}
+
+    def place(self) -> torch.device:
+        """Rank 0 runs here."""
+        return torch.device("cpu")
+
+    def run(self, job: RankJob) -> None:
+        """Start the others."""
+        self.others = [
+            _context().Process(
+                target=_follow_job, args=(replace(job, **self._swap.get(rank, {})), rank)
+            )
+            for rank in range(1, job.size)
+        ]
+        for process in self.others:
+            process.start()
+
+    def loss(self) -> str:
+        """How each has ended."""
+        for process in self.others:
+            process.join(5)
+        return f"exit codes {[process.exitcode for process in self.others]}"
+
+    def clear(self) -> None:
+        """End them."""
+        for process in self.others:
+            process.kill()
+            process.join()
+
+    def close(self) -> None:
+        """The same."""
+        self.clear()
+
+
 def alone(path: Path, *, blocks: int = 64, **options: Any) -> PagedModel:
     """The same model on one rank."""
     model = load_model(str(path))
@@ -121,6 +165,12 @@ def _run_follower(path: str, store: str, rank: int, size: int, *others: Any) -> 
     torch.set_num_threads(1)
     member, _ = _member(path, store, rank, size, *others)
     follow(member)
+
+
+def _follow_job(job: RankJob, rank: int) -> None:
+    if job.model == "":
+        os._exit(3)  # it does not even get to its error
+    follow_job(job, rank, "127.0.0.1", torch.device("cpu"))
 
 
 def _context() -> Any:

@@ -1,6 +1,8 @@
 """A model on several ranks against the same model on one."""
 
 import signal
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,12 +13,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from outrider.errors import RankLostError, UnsupportedModelError
 from outrider.messages import SamplingParams
 from outrider.model.blocks import BlockPool, BlockTable
+from outrider.model.loading import load_model
 from outrider.model.paged import NO_PARENT, Segment
 from outrider.model.parallel.group import Limits
 from outrider.sampling.rows import Row
 from outrider.sampling.scores import Scores
+from tests.support.hundred import LIMITS, say_hundred
 from tests.support.models import TOKENS, save_model, save_tokenizer
 from tests.support.ranks import alone, running
+from tests.support.stepping import Stepper
 
 PROMPT = [(7 * i) % 251 for i in range(40)]
 
@@ -103,6 +108,12 @@ def generate(model: Model, steps: int) -> list[int | None]:
     return said
 
 
+@pytest.fixture(scope="module")
+def said(models: Path) -> Callable[[str], dict[str, list[int]]]:
+    """What one rank says to a hundred requests without drafts, by family."""
+    return cache(lambda family: say_hundred(Stepper(load_model(str(models / family)), **LIMITS)))
+
+
 @pytest.mark.parametrize(
     ("family", "size", "forward"),
     [
@@ -112,19 +123,37 @@ def generate(model: Model, steps: int) -> list[int | None]:
         ("qwen3", 4, "lean"),
         ("gpt_neox", 2, "auto"),
         ("gpt_neox", 4, "auto"),
-        ("gemma2", 2, "auto"),
     ],
 )
 def test_several_ranks_say_what_one_says(
-    models: Path, family: str, size: int, forward: str
+    models: Path,
+    said: Callable[[str], dict[str, list[int]]],
+    family: str,
+    size: int,
+    forward: str,
 ) -> None:
     one = alone(models / family, forward="lean" if forward == "auto" else forward)
     expected, tokens = play(one), generate(one, 12)
     assert len({*tokens}) > 8
-    with running(models / family, size, forward=forward) as ranks:
+    with running(models / family, size, forward=forward, blocks=96) as ranks:
         for found, wanted in zip(play(ranks.model), expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
         assert generate(ranks.model, 12) == tokens
+        # With speculation on, eight sessions at once.
+        worker = Stepper(ranks.model, **LIMITS)
+        assert say_hundred(worker, said(family)) == said(family)
+    assert len(said(family)) == 100
+    assert max(len(plan.work) for plan in worker.plans) == 8
+    speculation = worker.scheduler.counters.speculation
+    assert speculation.accepted_tokens > 100
+    assert speculation.draft_tokens > speculation.accepted_tokens + 20
+
+
+def test_softcaps_and_sliding_windows_are_kept(models: Path) -> None:
+    one = alone(models / "gemma2")
+    with running(models / "gemma2", 2) as ranks:
+        for found, wanted in zip(play(ranks.model), play(one), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_nine_heads_and_a_vocabulary_that_is_no_multiple_on_three_ranks(tmp_path: Path) -> None:

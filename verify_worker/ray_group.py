@@ -1,4 +1,4 @@
-"""The ranks of a verify worker as Ray actors: the only place that calls Ray.
+"""The ranks of a verify worker as Ray actors: with `ray_actors` the only place that calls Ray.
 
 One placement group has room for all ranks. Rank 0 is the worker's own process; an actor that
 does nothing holds its place. The others are actors that join the group of `outrider.model.parallel`
@@ -20,7 +20,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from outrider import logs
 from outrider.errors import ConfigError, RankLostError
-from verify_worker.ranks import RankJob, follow_job
+from verify_worker.ranks import RankJob
+from verify_worker.ray_actors import HoldingActor, RankActor, Seat
 
 PACK, SPREAD = "pack", "spread"
 STRATEGIES = {PACK: "STRICT_PACK", SPREAD: "SPREAD"}
@@ -28,6 +29,7 @@ STRATEGIES = {PACK: "STRICT_PACK", SPREAD: "SPREAD"}
 _STORE_BYTES = 128 * 2**20
 # How long is waited for what Ray knows of a rank that is lost.
 _CAUSE_S = 1.0
+_CONNECT_S = 5.0
 _NODE_LABEL = "ray.io/node-id"
 T = TypeVar("T")
 
@@ -51,42 +53,6 @@ class Cluster:
     def resources(self) -> dict[str, float]:
         """Of one rank."""
         return {"GPU": 1.0} if self.cuda else {"CPU": float(self.cpus)}
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """Where an actor runs; `gpu` identifies the device that it was given, "" being none."""
-
-    address: str
-    host: str
-    node_id: str
-    pid: int
-    gpu: str
-
-
-class RankActor:
-    """One place of the group, and the rank that runs there."""
-
-    def seat(self) -> Seat:
-        """Where this is; answers once everything that a rank needs is imported."""
-        cuda = torch.cuda.is_available() and torch.cuda.device_count() > 0
-        return Seat(
-            address=ray.util.get_node_ip_address(),
-            host=socket.gethostname(),
-            node_id=ray.get_runtime_context().get_node_id(),
-            pid=os.getpid(),
-            gpu=str(torch.cuda.get_device_properties(0).uuid) if cuda else "",
-        )
-
-    def run(self, job: RankJob, rank: int) -> int:
-        """Be this rank until rank 0 says stop."""
-        logs.configure("info", service="verify-rank", instance=str(rank))
-        # Ray lets its workers yield to everything else; the other ranks wait for this one.
-        with suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, 0, 0)
-        # Ray shows a rank no device but its own.
-        device = torch.device("cuda", 0) if job.device == "cuda" else torch.device("cpu")
-        return follow_job(job, rank, ray.util.get_node_ip_address(), device)
 
 
 class RayRanks:
@@ -119,6 +85,8 @@ class RayRanks:
             # Workers that yield to everything else, as Ray has them, would start slowly.
             "_system_config": {"worker_niceness": 0},
         }
+        if cluster.address:
+            _check_listening(cluster.address)
         # A Ray that is nobody else's reports to nobody; it inherits this.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
@@ -164,7 +132,7 @@ class RayRanks:
                 f"there ({_figures(ray.available_resources())} free)"
             )
         self._actors = [self._actor(rank) for rank in range(cluster.size)]
-        seats = self._ask(lambda: [actor.seat.remote() for actor in self._actors])
+        seats = self._ask(lambda: [actor.seat.remote(cuda=cluster.cuda) for actor in self._actors])
         self._seats = tuple(seats)
         for rank, seat in enumerate(self._seats):
             pid = os.getpid() if rank == 0 else seat.pid
@@ -219,7 +187,8 @@ class RayRanks:
             "max_restarts": 0,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, rank),
         }
-        return ray.remote(RankActor).options(**options).remote()
+        kind = RankActor if rank else HoldingActor
+        return ray.remote(kind).options(**options).remote()
 
     def _check_resources(self) -> None:
         """Refuse at once what can never be."""
@@ -256,6 +225,17 @@ def device_of(seat: Seat, cuda: bool) -> torch.device:
         if str(torch.cuda.get_device_properties(index).uuid) == seat.gpu:
             return torch.device("cuda", index)
     raise ConfigError(f"Ray gave rank 0 the GPU {seat.gpu}, which this process does not see")
+
+
+def _check_listening(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise ConfigError(f"--ray-address {address!r} is not HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except OSError as error:
+        raise ConfigError(f"no Ray at {address}: {error}") from error
 
 
 def _cause(ref: Any) -> str:

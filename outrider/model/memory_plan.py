@@ -1,6 +1,6 @@
 """What a model takes on each of N ranks, and what is left for KV; no weights are needed for it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.errors import ConfigError
 from outrider.memory import format_bytes
@@ -62,6 +62,10 @@ def plan_memory(path: str, size: int, gpu_bytes: int, *, dtype: str = "bfloat16"
     """
     ranks = []
     for rank in range(size):
+        if 1 < rank < size - 1:
+            # Only rank 0, which has all biases, and the last, whose vocabulary may be smaller, differ.
+            ranks.append(replace(ranks[1], rank=rank))
+            continue
         outline = outline_shard(path, rank, size, dtype=dtype)
         left = int(CUDA_SHARE * max(gpu_bytes - outline.kept_bytes, 0))
         ranks.append(RankMemory(rank, outline.kept_bytes, left, block_bytes(outline.model)))

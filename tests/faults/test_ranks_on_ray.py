@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from bench.cluster import Cluster, Size
+from bench.ray_nodes import Placed, all_taken, events, placed, two_nodes
 from bench.tiny import write_model
 from outrider.client import AsyncClient, Completion
 from outrider.errors import ConfigError
 from outrider.local.commands import StackSettings
-from tests.support.ray_nodes import Placed, all_taken, events, placed, two_nodes
 from verify_worker import ray_group
 from verify_worker.ray_group import RayRanks
 
@@ -186,22 +186,18 @@ async def test_a_ray_of_its_own_ends_with_it() -> None:
 
 def test_one_rank_needs_no_ray(model: Path) -> None:
     code = (
-        "import sys; sys.modules['ray'] = None\n"
+        "import dataclasses, sys; sys.modules['ray'] = None\n"
+        "from outrider.errors import ConfigError\n"
         "from verify_worker import app\n"
         "from verify_worker.config import Settings\n"
-        "from outrider.errors import ConfigError\n"
         f"settings = Settings(model={str(model)!r}, redis_url='', kv_memory='1MiB', "
         "forward='lean', calibrate=False, tensor_parallel_size=2)\n"
+        "app.load_target(dataclasses.replace(settings, tensor_parallel_size=1))\n"
         "try: app.open_ranks(settings)\n"
         "except ConfigError as error: print(error.message)\n"
-        "import dataclasses\n"
-        "app.load_target(dataclasses.replace(settings, tensor_parallel_size=1))\n"
-        "print([name for name in sys.modules if name.startswith('ray.')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    told, loaded = done.stdout.splitlines()[-2:]
-    assert "install outrider[ray]" in told
-    assert loaded == "[]"
+    assert done.stdout.splitlines()[-1].endswith("install outrider[ray]")
 
 
 def alive(process: psutil.Process) -> bool:

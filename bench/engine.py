@@ -29,6 +29,7 @@ from outrider.model.rows import StepOutput
 from outrider.sampling.rows import Row
 from outrider.sampling.scores import Scores, WholeScores
 from verify_worker.config import Settings as WorkerSettings
+from verify_worker.leading import Ranks
 from verify_worker.runner import Runner
 from verify_worker.state import Decided, Output, Plan, Session, ToCoordinator, Work
 from verify_worker.target import load_target
@@ -91,11 +92,15 @@ class VerifyEngine:
 
     name = "Outrider"
 
-    def __init__(self, path: str, *, threads: int, **settings: Any) -> None:
+    def __init__(
+        self, path: str, *, threads: int, ranks: Ranks | None = None, **settings: Any
+    ) -> None:
         """Load a checkpoint; `settings` are further ones of a verify worker."""
         # Enough for every benchmark, and no matter how much memory others have left.
         settings = {"kv_memory": "1GiB", **settings}
-        target = load_target(WorkerSettings(model=path, redis_url="", threads=threads, **settings))
+        whole = WorkerSettings(model=path, redis_url="", threads=threads, **settings)
+        target = load_target(whole, ranks)
+        self.model = target.model
         self.scheduler = target.scheduler
         self.context_len = target.context_len
         self._forwards = TimedModel(target.model)

@@ -60,10 +60,10 @@ def plan_memory(path: str, size: int, gpu_bytes: int, *, dtype: str = "bfloat16"
         ConfigError: there is no config.json, or the weights leave no room for a block of KV.
         UnsupportedModelError: it can't be served exactly, or can't be split over so many ranks.
     """
-    ranks = []
+    ranks: list[RankMemory] = []
     for rank in range(size):
         if 1 < rank < size - 1:
-            # Only rank 0, which has all biases, and the last, whose vocabulary may be smaller, differ.
+            # Rank 0 has all biases, and the last may have less of the vocabulary.
             ranks.append(replace(ranks[1], rank=rank))
             continue
         outline = outline_shard(path, rank, size, dtype=dtype)

@@ -1,6 +1,7 @@
 """What it costs to split a target over ranks on this machine, and where the time goes.
 
-The same sessions take plain steps on one rank with one thread, on one rank with two, and on two
+Tokens are compared on the model itself, times taken on one of the same size with eight heads. The
+same sessions take plain steps on one rank with one thread, on one rank with two, and on two
 ranks with one thread each; the sides take turns. What rank 0 spends in the connection is timed
 there: control is the message of a step, encoded, sent and decoded; collectives are sums and
 gathers, the wait for the other rank included.
@@ -8,6 +9,7 @@ gathers, the wait for the other rank included.
 
 import os
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +22,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.engine import VerifyEngine
 from bench.local_ranks import LocalRanks
@@ -29,6 +32,7 @@ from bench.tiny import write_model
 from outrider.cli.models import resolve_model
 from outrider.config import CACHE, setting
 from outrider.memory import format_bytes
+from outrider.messages import SamplingParams
 from outrider.model.blocks import BlockTable
 from outrider.model.embedded import EMBEDDED_MODEL
 from outrider.model.paged import Segment
@@ -36,9 +40,11 @@ from outrider.model.parallel import leader, messages
 from outrider.model.parallel.group import Limits, RankGroup
 from outrider.model.parallel.leader import ParallelModel
 from outrider.model.parallel.shards import load_shard
+from outrider.sampling.rows import Row
 
 TINY = "tiny"
 LETTERS = 24
+_HEAD_SIZE = 64
 CONTROL_MOST_S = 0.001
 # Float32 logits of one rank and of several, relative to the largest.
 LOGITS_MOST = 1e-4
@@ -92,6 +98,25 @@ class Spent:
         # All waiting, that of messages included, which is taken off again.
         untyped._wait = self.timed("waits", untyped._wait)
         untyped.send = kept
+
+
+def with_even_heads(path: str, where: Path) -> str:
+    """A random model like the one at `path`, but of eight heads, four for keys and values."""
+    config: Any = AutoConfig.from_pretrained(path)
+    config.update(
+        {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "hidden_size": 8 * _HEAD_SIZE,
+            "head_dim": _HEAD_SIZE,
+        }
+    )
+    torch.manual_seed(0)
+    made: Any = AutoModelForCausalLM
+    made.from_config(config).save_pretrained(where)
+    for file in Path(path).glob("tokenizer*"):
+        shutil.copy(file, where)
+    return str(where)
 
 
 def engine_of(path: str, ranks: int, stack: ExitStack) -> VerifyEngine:
@@ -224,6 +249,38 @@ def memory_report(path: str) -> Report:
     return report
 
 
+def rows_report(settings: Settings, model: Any, rank_count: int) -> Report:
+    """The same rows, their tokens found where the logits are, and brought together whole."""
+    chance = random.Random(2)
+    samplings = {
+        "drawn where they are": SamplingParams(temperature=1.0, seed=1),
+        "whole rows, for top-p": SamplingParams(temperature=1.0, seed=1, top_p=0.9),
+    }
+    table = BlockTable()
+    model.pool.grow(table, settings.sessions)
+    tokens = [chance.randrange(min(model.vocab_size, 20_000)) for _ in range(settings.sessions)]
+
+    def seconds(sampling: SamplingParams, _: int) -> float:
+        rows = [Row(sampling, tokens[: place + 1]) for place in range(len(tokens))]
+        began = time.perf_counter()
+        scores = model.score([Segment(tokens, table, len(rows))], rows, [], model.vocab_size)
+        for place in range(len(rows)):
+            assert scores.targets[place] is not None
+        return time.perf_counter() - began
+
+    sides = {name: partial(seconds, sampling) for name, sampling in samplings.items()}
+    found = alternate(sides, 2 * settings.rounds)
+    model.pool.release(table)
+    title = f"Tokens of {settings.sessions} rows; ms, median (quartiles)"
+    report = Report(title, ["", "step with its tokens", "bytes to rank 0 from each other rank"])
+    each = -(-model.vocab_size // rank_count)
+    for name, size in zip(found, (24, 4 * each), strict=True):
+        spread = Spread.of(found[name]).times(1000)
+        report.rows.append([name, spread, settings.sessions * size])
+        report.figures[name] = {"ms": spread.median, "bytes": settings.sessions * size}
+    return report
+
+
 def step_report(settings: Settings, sides: Sides) -> Report:
     """The sides in turns."""
     turns = {name: partial(sides.turn, name) for name in sides.engines}
@@ -281,10 +338,21 @@ def run(settings: Settings) -> None:
         with ExitStack() as compared:
             apart, same = compare(path, settings, compared)
         progress("taking turns")
-        report = step_report(settings, Sides(path, settings, stack))
+        if settings.model != TINY:
+            # The embedded model has nine heads, which two ranks can't share.
+            path = with_even_heads(path, where / "even")
+        sides = Sides(path, settings, stack)
+        report = step_report(settings, sides)
+        split, _ = sides.engines[sides.split_name]
+        rows = rows_report(settings, split.model, settings.ranks)
+        rows.show()
     name = f"{settings.compare_ranks} ranks say what one says"
     report.bars.append(Bar(name, same and apart < LOGITS_MOST, f"logits {apart:.1e} apart"))
-    report.figures |= {"loading": loading.figures, "logits_apart": apart}
+    report.figures |= {
+        "loading": loading.figures,
+        "rows": rows.figures,
+        "logits_apart": apart,
+    }
     report.bars += loading.bars
     report.print()
     report.exit(enforce=settings.bar)

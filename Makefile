@@ -24,7 +24,7 @@ demo: install ## Speculation off and on with the embedded model, on this machine
 	$(BIN)/outrider demo
 
 test: install ## Run every test
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
 soak: install ## Kill, stop and cut off everything at random under load, for some minutes
 	$(BIN)/python -m bench soak --generations 200 --new-tokens 128 --pace-s 0.04 --least-outages 100 --bar

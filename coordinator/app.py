@@ -79,6 +79,7 @@ class Coordinator:
             model,
             self._admission,
             DrainOrders(registry, self._pool),
+            unread_s=settings.unread_s,
         )
         self._server = rpc.Server(receive_bytes=CLIENT_MESSAGE_BYTES)
         self._serving = False

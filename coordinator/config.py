@@ -50,6 +50,12 @@ class Settings:
     tenant_sessions: int = setting(
         0, help="Sessions at once of one tenant; 0 is no limit.", at_least=0
     )
+    unread_s: float = setting(
+        30.0,
+        help="Seconds that a client may leave its stream unread before its session is paused; it "
+        "can resume.",
+        at_least=1,
+    )
     drain_timeout_s: float = setting(
         30.0, help="Seconds that running sessions get to finish after SIGTERM.", at_least=0
     )

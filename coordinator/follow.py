@@ -26,16 +26,24 @@ class Follower:
     """Writes to one client; `arrived` is when its call came, on the monotonic clock.
 
     `offsets` counts the tokens that the client has of each sample. They are not sent, also when
-    they have to be made again.
+    they have to be made again. A client that leaves a message unread for `unread_s`, and all that
+    fits in between, counts as gone: it may resume.
     """
 
     def __init__(
-        self, write: Write, *, arrived: float, span: trace.Span, offsets: Sequence[int] = ()
+        self,
+        write: Write,
+        *,
+        arrived: float,
+        span: trace.Span,
+        unread_s: float,
+        offsets: Sequence[int] = (),
     ) -> None:
         self.begun = False
         self._write_one = write
         self._arrived = arrived
         self._span = span
+        self._unread_s = unread_s
         self._offsets = offsets
         # grpc takes one message at a time, and samples write as they come.
         self._lock = asyncio.Lock()
@@ -72,7 +80,10 @@ class Follower:
         async with self._lock:
             self.begun = True
             try:
-                await self._write_one(response)
+                async with asyncio.timeout(self._unread_s):
+                    await self._write_one(response)
+            except TimeoutError as error:
+                raise ClientGoneError(f"nothing was read for {self._unread_s:g} s") from error
             except Exception as error:  # grpc has many ways to say it, some before it knows why
                 raise ClientGoneError(f"a write failed: {error!r}") from error
 

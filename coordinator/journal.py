@@ -87,6 +87,8 @@ class Journal:
         # The highest epoch that Redis is known to have held for us.
         self._known_epoch = -1
         self._asked = False
+        # Redis is to say whose the session is before anything else is done.
+        self._unsure = False
         self._over = False
         self._sent: _Sent | None = None
         self._refusals = 0
@@ -119,7 +121,7 @@ class Journal:
         if not self._may_write:
             return False
         held = self._held
-        if held is None or held.length != len(self.token_ids):
+        if self._unsure or held is None or held.length != len(self.token_ids):
             return True
         return self._written is not self.record and held != self._wanted
 
@@ -166,6 +168,15 @@ class Journal:
         """Write nothing more: another journal of this coordinator has the session from now on."""
         self._over = True
 
+    def ask(self) -> None:
+        """Have Redis say whose the session is, whatever it said before; `unsure` until it has."""
+        self._unsure = self._may_write
+
+    @property
+    def unsure(self) -> bool:
+        """Whether Redis has yet to answer what `ask` asks."""
+        return self._unsure and self._may_write
+
     def due(self, *, renew: bool = False) -> ScriptCall | None:
         """What is to be said to Redis next, to be followed by `answered` or `doubt`.
 
@@ -174,6 +185,8 @@ class Journal:
         """
         if self._sent is not None or not (self.behind or (renew and self.runs)):
             return None
+        if self._unsure and self._created:
+            return self._ask()
         held = self._held
         if held is not None:
             if self._written is self.record and not renew:
@@ -305,6 +318,7 @@ class Journal:
     def _found(self, held: Position | None) -> None:
         """Judge what Redis holds, after it became doubtful."""
         self._asked = True
+        self._unsure = False
         if held is None:
             # Redis came back empty, or the session never began and there is nothing to end.
             self._over = not self._created

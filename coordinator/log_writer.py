@@ -8,7 +8,7 @@ is back.
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,11 +22,11 @@ from outrider.session.redis import Redis, Script, ScriptCall
 MOST_A_BATCH = 200
 # How often sessions are looked through for leases to renew.
 LOOK_S = 0.5
+# How often it is looked whether Redis has said whose a session is, while it does not answer.
+CONFIRM_S = 0.1
 # Of a lease, after which it is renewed.
 RENEW_SHARE = 0.2
 # A write, since a Redis that is full still reads.
-
-
 _PROBE = ScriptCall(Script("return redis.call('SET', KEYS[1], '', 'PX', 1000)"), ["outrider:probe"])
 
 
@@ -104,6 +104,22 @@ class LogWriter:
             FencedError: another coordinator has taken the session.
         """
         await self._written(journal)
+        if journal.lost is not None:
+            raise journal.lost
+
+    async def confirm(self, journal: Journal, give_up: Callable[[], bool]) -> None:
+        """Wait until Redis has said that the session is ours still, or `give_up` is true.
+
+        It is asked now, and as often as it takes until it answers.
+
+        Raises:
+            FencedError: another coordinator has taken the session.
+        """
+        journal.ask()
+        while journal.unsure and not give_up():
+            await self._written(journal)
+            if journal.unsure:
+                await asyncio.sleep(CONFIRM_S)
         if journal.lost is not None:
             raise journal.lost
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from coordinator.commit import Piece
 from coordinator.requests import GenerateCall
 from coordinator.session import RunningSession
-from coordinator.sessions import Sessions, ending_of, may_go_on
+from coordinator.sessions import ClientGoneError, Sessions, ending_of, may_go_on
 from outrider.errors import OutriderError, UnknownSessionError
 from outrider.messages import FinishReason
 from outrider.sampling.seeds import derived_seed
@@ -22,6 +22,8 @@ from outrider.session.names import sample_id
 EmitOf: TypeAlias = Callable[[int, int, list[Piece]], Awaitable[None]]
 # (index of the sample, its session, why it ended)
 EndedOf: TypeAlias = Callable[[int, RunningSession, FinishReason], Awaitable[None]]
+# How long a client that reads nothing holds up the end of what was cancelled.
+TELL_S = 2.0
 
 
 def calls_of(call: GenerateCall) -> list[GenerateCall]:
@@ -52,7 +54,7 @@ class Samples:
         self._starting = True
         self._cancelled = False
         # What the client is told when another call takes the request over.
-        self._left: asyncio.Future[OutriderError] = asyncio.get_running_loop().create_future()
+        self._left: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         # What becomes of the samples that have not ended by themselves; None pauses them.
         self._rest: FinishReason | None = None
 
@@ -83,13 +85,14 @@ class Samples:
     def cancel(self) -> bool:
         """Cancel every sample, also those that have yet to start; False when all have ended."""
         self._cancelled = True
+        # A client that does not read can't be told for ever.
+        asyncio.get_running_loop().call_later(TELL_S, self._leave, ClientGoneError("cancelled"))
         stopped = [session.stop() for session in self._known()]
         return any(stopped) or self._starting
 
     def leave(self, error: OutriderError) -> None:
         """Pause every sample, and tell the client `error`."""
-        if not self._left.done():
-            self._left.set_result(error)
+        self._leave(error)
         for session in self._known():
             session.pause(error)
 
@@ -133,6 +136,10 @@ class Samples:
                 await self._sessions.end(session, self._rest)
         finally:
             self._sessions.release(self.session_id, self)
+
+    def _leave(self, error: Exception) -> None:
+        if not self._left.done():
+            self._left.set_result(error)
 
     def _known(self) -> list[RunningSession]:
         """Those that have started, and the one that is starting."""

@@ -34,6 +34,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         model: ServedModel,
         admission: Admission,
         drains: DrainOrders,
+        *,
+        unread_s: float,
     ) -> None:
         self._sessions = sessions
         self._services = services
@@ -41,6 +43,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._model = model
         self._admission = admission
         self._drains = drains
+        self._unread_s = unread_s
         self._tracer = telemetry.tracer(__name__)
         self._log = logs.get(__name__)
 
@@ -55,7 +58,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             tenant = tenant_of(context)
             self._admission.check(tenant, min(max(request.n, 1), MAX_SAMPLES))
             call = await self._read(request, tenant)
-            follower = Follower(context.write, arrived=arrived, span=span)
+            follower = Follower(context.write, arrived=arrived, span=span, unread_s=self._unread_s)
             try:
                 async with (
                     self._admission.admitted(tenant, call.samples),
@@ -89,7 +92,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         async with self._call("coordinator.resume", context) as span:
             check_offsets(request)
             offsets = tuple(request.offsets)
-            follower = Follower(write, arrived=arrived, span=span, offsets=offsets)
+            follower = Follower(
+                write, arrived=arrived, span=span, unread_s=self._unread_s, offsets=offsets
+            )
             tenant = tenant_of(context)
             sessions = max(len(offsets), 1)
             async with (

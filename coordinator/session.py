@@ -309,10 +309,7 @@ class RunningSession:
 
     async def _failed(self, event: SessionFailed) -> None:
         if isinstance(event.error, FencedError):
-            # Redis says that the session is ours: it has lost an epoch which the worker has seen.
-            # If it is another's after all, Redis refuses the placement.
-            self._epoch += EPOCH_LEAP
-            await self.place()
+            await self._displaced(event.error)
             return
         if not isinstance(event.error, OverloadedError | UnavailableError):
             raise event.error
@@ -323,6 +320,18 @@ class RunningSession:
         elif self._link is not None and self._link.draining:
             self._fruitless -= 1  # it takes nobody, and gets nobody from now on
         await self.place()
+
+    async def _displaced(self, error: FencedError) -> None:
+        """A worker knows a higher epoch of the session: another's, or one that Redis has lost.
+
+        Which it is only Redis can say. Until it does, the session stays where it may be another's.
+        """
+        self._log.warning("the verify worker has a higher epoch", error=error.message)
+        self._leave()
+        await self._services.writer.confirm(self.journal, lambda: self._stopped is not None)
+        if self._stopped is None:
+            self._epoch += EPOCH_LEAP
+            await self.place()
 
     def _drafter_lost(self, event: DrafterLost) -> None:
         if not self._drafter.note_lost(event):

@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -14,8 +15,13 @@ from outrider.errors import (
     UnavailableError,
 )
 
-# Two clients that follow one session take it from each other; one of them has to give in.
+# Two clients that follow one session take it from each other; one of them has to give in, when
+# it was taken so often within this time.
 MAX_FENCED = 8
+FENCED_WITHIN_S = 60.0
+# Calls in a row that were answered and broke before a token came, each of which gets the whole
+# time again; with further ones it runs on.
+MAX_ANSWERED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +29,8 @@ class Retry:
     """How long a client keeps trying, in seconds from the first failure.
 
     start_s: a completion about which no coordinator has said anything yet.
-    resume_s: one whose stream broke; each token that comes gives it the whole time again.
+    resume_s: one whose stream broke; each token that comes gives it the whole time again, and so
+        does a coordinator that takes it up.
     first_pause_s, longest_pause_s: between two tries of one coordinator. The pause doubles up
         to the longest, and a random part of it is waited. Another coordinator is tried at once.
     """
@@ -50,7 +57,8 @@ class Attempts:
         self._chance = chance
         self._timeout_s = timeout_s
         self._deadline = None if timeout_s is None else clock() + timeout_s
-        self._fenced = 0
+        self._fenced_at: deque[float] = deque(maxlen=MAX_FENCED)
+        self._answered = 0
         self._failures = 0
         self._failing_since: float | None = None
         self._tried: set[str] = set()
@@ -62,10 +70,9 @@ class Attempts:
 
     def progressed(self) -> None:
         """Something came: what failed before no longer counts."""
+        self._answered = 0
         if self._failures:
-            self._failures = 0
-            self._failing_since = None
-            self._tried.clear()
+            self._forgive()
 
     def pause_s(
         self,
@@ -86,6 +93,11 @@ class Attempts:
             OutriderError: `error` itself where trying again is of no use, or has been tried
                 for long enough.
         """
+        if answered:
+            # It went on for a while, such as through a prompt.
+            self._answered += 1
+            if self._answered <= MAX_ANSWERED:
+                self._forgive()
         self._failures += 1
         self._tried.add(endpoint)
         now = self._clock()
@@ -108,12 +120,23 @@ class Attempts:
             )
         return pause_s
 
+    def _forgive(self) -> None:
+        self._failures = 0
+        self._failing_since = None
+        self._tried.clear()
+
+    def _is_taken_for_good(self) -> bool:
+        """Whether it was taken too often by now, this time included."""
+        now = self._clock()
+        before = [moment for moment in self._fenced_at if now - moment < FENCED_WITHIN_S]
+        self._fenced_at.append(now)
+        return len(before) >= MAX_FENCED
+
     def _worth_it(
         self, error: OutriderError, *, begun: bool, answered: bool, untried: bool
     ) -> bool:
         if isinstance(error, FencedError):
-            self._fenced += 1
-            return begun and self._fenced <= MAX_FENCED
+            return begun and not self._is_taken_for_good()
         if isinstance(error, OverloadedError):
             # Another may have room. One that was not begun is for the caller to bring again; a
             # session that was let in and fails for want of room has waited for it already.

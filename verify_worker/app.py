@@ -126,7 +126,8 @@ class VerifyWorker:
             died = asyncio.wrap_future(engine.finished)
             stopped = asyncio.create_task(stop.wait())
             try:
-                waiting: set[asyncio.Future[Any]] = {stopped, died}
+                # Nobody would find a worker that is no longer announced.
+                waiting: set[asyncio.Future[Any]] = {stopped, died, announcing}
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 stopped.cancel()

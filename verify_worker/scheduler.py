@@ -17,7 +17,6 @@ from outrider.errors import FencedError, InvalidRequestError, OutriderError
 from outrider.messages import (
     CloseDraft,
     CommitDraft,
-    Endings,
     FinishReason,
     Progress,
     SessionEnded,
@@ -31,6 +30,7 @@ from verify_worker import policy, waiting
 from verify_worker.batch import form_batch
 from verify_worker.cost import CostModel, StepShape
 from verify_worker.drafts import Drafts
+from verify_worker.endings import checked_endings
 from verify_worker.malformed import DraftShape
 from verify_worker.prefix_cache import PrefixCache
 from verify_worker.state import (
@@ -116,9 +116,14 @@ class Scheduler:
                 f"session {command.session_id} is here already with epoch {held.epoch}"
             )
             return [_failed(command.session_id, command.epoch, owner, error)]
-        outputs = self._forget(held) if held is not None else []
+        outputs = self._replace(held, command.epoch, owner) if held is not None else []
         try:
-            endings = self._checked_endings(command)
+            endings = checked_endings(
+                command,
+                context_len=self._limits.context_len,
+                vocab_size=self._limits.vocab_size,
+                kv_tokens=self.pool.total * BLOCK_TOKENS,
+            )
         except InvalidRequestError as invalid:
             return [*outputs, _failed(command.session_id, command.epoch, owner, invalid)]
         session = Session(
@@ -143,6 +148,14 @@ class Scheduler:
         self.prefixes.note_tokens(session)
         self.sessions[session.session_id] = session
         return [*outputs, *self.drafts.open(session)]
+
+    def _replace(self, held: Session, epoch: int, owner: int) -> list[Output]:
+        """Forget a session that is started again; another owner has to hear of it."""
+        outputs = self._forget(held)
+        if held.owner != owner:
+            error = FencedError(f"session {held.session_id} was started again with epoch {epoch}")
+            outputs.append(_failed(held.session_id, held.epoch, held.owner, error))
+        return outputs
 
     def close(self, session_id: str, epoch: int) -> list[Output]:
         """Forget a session; an older epoch means nothing any more."""
@@ -365,27 +378,6 @@ class Scheduler:
             return []
         close = CloseDraft(session_id=session.session_id, epoch=session.epoch)
         return [ToDrafter(session.drafter, close)]
-
-    def _checked_endings(self, command: StartSession) -> Endings:
-        """The endings within the context; raises `InvalidRequestError` for what can't be."""
-        prompt, context = command.prompt_len, self._limits.context_len
-        if len(command.token_ids) > context:
-            raise InvalidRequestError(
-                f"the prompt has {prompt} tokens, the context holds {context}"
-            )
-        if any(not 0 <= token < self._limits.vocab_size for token in command.token_ids):
-            raise InvalidRequestError(
-                f"a token id is not within the vocabulary of {self._limits.vocab_size}"
-            )
-        cap = min(command.endings.max_new_tokens, context - prompt)
-        # The last committed token needs no KV.
-        needed, held = prompt + cap - 1, self.pool.total * BLOCK_TOKENS
-        if needed > held:
-            raise InvalidRequestError(
-                f"prompt and completion need KV for {needed} tokens, the pool of this worker "
-                f"holds {held}: ask for fewer tokens, or give the worker more --kv-memory"
-            )
-        return Endings(cap, command.endings.stop_ids)
 
 
 def _failed(session_id: str, epoch: int, owner: int, error: OutriderError) -> ToCoordinator:

@@ -1,17 +1,34 @@
 """Ports of this machine: which are free, and who answers."""
 
 import asyncio
+import random
 import socket
 
 from outrider.errors import AddressInUseError
 
+# Below the ports that systems give to outgoing connections, and Kubernetes to node ports: what is
+# free here stays free until its process listens, and while that process is restarted.
+STEADY_PORTS = range(20_000, 30_000)
+TRIES = 100
+
 
 def take_port(host: str, port: int) -> int:
-    """The port itself if nobody listens on it; a free one for 0.
+    """The port itself if nobody listens on it; one of `STEADY_PORTS` that is free for 0.
 
     Raises:
         AddressInUseError: the port is taken, or it is not ours to take.
     """
+    if port:
+        return _take(host, port)
+    for number in random.SystemRandom().sample(STEADY_PORTS, TRIES):
+        try:
+            return _take(host, number)
+        except AddressInUseError as error:
+            taken = error
+    raise taken
+
+
+def _take(host: str, port: int) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

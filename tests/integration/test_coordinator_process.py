@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from transformers import PreTrainedTokenizerFast
 
 from outrider import rpc
+from outrider.local.ports import take_port
 from outrider.messages import FinishReason
 from outrider.model.describe import describe
 from outrider.pb.v1 import coordinator_pb2 as pb
@@ -59,12 +60,6 @@ async def process(*args: str) -> AsyncIterator[asyncio.subprocess.Process]:
         await running.communicate()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 async def health(channel: grpc.aio.Channel) -> int:
     stub = health_pb2_grpc.HealthStub(channel)
     try:
@@ -75,7 +70,7 @@ async def health(channel: grpc.aio.Channel) -> int:
 
 
 async def test_serves_and_leaves_in_order(stack: Stack, model_path: Path) -> None:
-    port = free_port()
+    port = take_port("127.0.0.1", 0)
     args = ["--model", str(model_path), "--redis-url", stack.valkey.connection_url]
     args += ["--port", str(port), "--served-name", "tiny", "--worker-id", "c1"]
     # Tokenizer and config are enough: the first worker says which weights are served.

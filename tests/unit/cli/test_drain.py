@@ -1,6 +1,7 @@
 """`outrider drain`, and how every command finds a coordinator, against scripted ones."""
 
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 from click.testing import CliRunner, Result
@@ -38,6 +39,25 @@ def test_sessions_that_stay_are_exit_code_1(fake: FakeCoordinator) -> None:
     assert result.exit_code == 1
     assert "still has 2 sessions" in result.stderr
     assert len(fake.drains) == 1
+
+
+@pytest.mark.parametrize("now", [(), ("another",)], ids=["gone", "started again"])
+def test_one_that_has_gone_is_drained_and_one_started_again_is_let_be(
+    fake: FakeCoordinator, now: tuple[str, ...]
+) -> None:
+    looks = count()
+
+    async def status(request: object, context: object) -> pb.GetStatusResponse:
+        incarnations = ("first",) if next(looks) < 2 else now
+        workers = [pb.WorkerInfo(worker_id="verify-1", incarnation=name) for name in incarnations]
+        return pb.GetStatusResponse(workers=workers)
+
+    fake.get_status = status
+    fake.left = [2]
+    result = outrider(fake, "drain", "verify-1")
+    assert result.exit_code == 0
+    assert "verify-1 has no sessions" in result.stdout
+    assert len(fake.drains) == 2
 
 
 def test_undo(fake: FakeCoordinator) -> None:

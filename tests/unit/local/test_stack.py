@@ -12,7 +12,7 @@ import pytest
 from outrider import AsyncClient
 from outrider.errors import AddressInUseError, NotFoundError, UnavailableError
 from outrider.local.commands import StackSettings
-from outrider.local.ports import listens, take_port
+from outrider.local.ports import STEADY_PORTS, listens, take_port
 from outrider.local.stack import LocalStack
 from tests.support.fake_stack import FakeCommands
 
@@ -162,5 +162,18 @@ async def test_given_redis_is_used(commands: FakeCommands) -> None:
 
 def test_take_port_gives_a_free_one() -> None:
     port = take_port("127.0.0.1", 0)
-    assert port > 0
+    assert port in STEADY_PORTS  # outgoing connections take none of these
     assert take_port("127.0.0.1", port) == port
+
+
+def test_take_port_passes_over_one_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        free = take_port("127.0.0.1", 0)
+        monkeypatch.setattr("outrider.local.ports.STEADY_PORTS", [taken] * 99 + [free])
+        assert take_port("127.0.0.1", 0) == free
+        monkeypatch.setattr("outrider.local.ports.STEADY_PORTS", [taken] * 100)
+        with pytest.raises(AddressInUseError, match=str(taken)):
+            take_port("127.0.0.1", 0)

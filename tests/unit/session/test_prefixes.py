@@ -21,6 +21,7 @@ from outrider.session.prefixes import (
     published_prefixes,
 )
 from outrider.session.redis import Redis, connect
+from tests.support.valkey import new_valkey
 
 FIRST, SECOND = Holder("v1", "i1"), Holder("v 2", "i2")
 TEXT = list(range(200))
@@ -28,7 +29,7 @@ TEXT = list(range(200))
 
 @pytest.fixture
 def server() -> Iterator[ValkeyServer]:
-    server = ValkeyServer()
+    server = new_valkey()
     server.start()
     yield server
     server.terminate()  # a test may have stopped it already

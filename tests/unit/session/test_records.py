@@ -33,6 +33,7 @@ from outrider.session.records import (
     Update,
 )
 from outrider.session.redis import Redis, connect
+from tests.support.valkey import new_valkey
 
 RECORD = SessionRecord(
     session_id="s.1:a",
@@ -79,7 +80,7 @@ KEYS = [f"outrider:{{s.1:a}}:{name}" for name in ("session", "tokens", "logprobs
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ValkeyServer]:
-    with ValkeyServer() as server:
+    with new_valkey() as server:
         yield server
 
 

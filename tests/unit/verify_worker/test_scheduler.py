@@ -22,6 +22,7 @@ from outrider.messages import (
 )
 from tests.support.scheduling import DRAFTER, OTHER, Worker
 from tests.support.synthetic import VOCABULARY, next_token, plain_decoding
+from verify_worker.state import ToCoordinator
 
 
 def test_a_plain_session() -> None:
@@ -272,6 +273,23 @@ def test_fencing_by_epoch() -> None:
     worker.take(worker.scheduler.close("s", 4))
     assert not worker.scheduler.sessions
     assert worker.scheduler.pool.free == worker.scheduler.pool.total
+
+
+def test_an_owner_is_told_that_another_one_has_started_its_session() -> None:
+    worker = Worker()
+    worker.start(epoch=3)
+    (failed,) = [
+        output
+        for output in worker.scheduler.start(worker.command(epoch=4), owner=2)
+        if isinstance(output, ToCoordinator)
+    ]
+    assert failed.owner == 1
+    assert isinstance(failed.event, SessionFailed)
+    assert (failed.event.session_id, failed.event.epoch) == ("s", 3)
+    assert isinstance(failed.event.error, FencedError)
+    # An owner that starts its own again knows.
+    again = worker.scheduler.start(worker.command(epoch=5), owner=2)
+    assert not [output for output in again if isinstance(output, ToCoordinator)]
 
 
 def test_a_session_goes_on_from_its_committed_tokens() -> None:

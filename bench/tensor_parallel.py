@@ -10,6 +10,7 @@ gathers, the wait for the other rank included.
 import os
 import random
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -163,36 +164,38 @@ class Sides:
         }
 
     def turn(self, name: str, _: int) -> dict[str, float]:
-        """Seconds of a step, its forward, and what went to the connection, medians aside."""
+        """Seconds of a step, its forward, and what went to the connection: medians of steps."""
         engine, threads = self.engines[name]
         torch.set_num_threads(threads)
         sessions = engine.decoding(self._prompts, self._settings.steps + 4)
-        self.spent.seconds.clear()
-        self.spent.messages.clear()
-        steps = [engine.step() for _ in range(self._settings.steps)]
+        found: list[dict[str, float]] = []
+        for _ in range(self._settings.steps):
+            self.spent.seconds.clear()
+            self.spent.messages.clear()
+            step = engine.step()
+            found.append({"step": step.seconds, "model": step.phases["forward"]})
+            if name == self.split_name:
+                found[-1] |= self._connection()
         for session in sessions:
             engine.close(session)
-        found = {
-            "step": sum(step.seconds for step in steps) / len(steps),
-            "model": sum(step.phases["forward"] for step in steps) / len(steps),
-        }
-        if name == self.split_name:
-            found |= self._connection(len(steps))
-        return found
+        # Others use the machine too: a step in the middle tells more than their mean.
+        return {key: statistics.median(one[key] for one in found) for key in found[0]}
 
-    def _connection(self, steps: int) -> dict[str, float]:
+    def _connection(self) -> dict[str, float]:
         spent, sent = self.spent.seconds, self.spent.messages
         began = time.perf_counter()
         for message in sent:
             messages.decode(message)
         decoded = time.perf_counter() - began
-        control = spent["encode"] + spent["send"] + decoded
         # `send` waits within the group like everything else.
         collectives = max(spent["waits"] - spent["send"], 0.0)
         return {
-            "control": control / steps,
-            "collectives": collectives / steps,
-            "bytes": sum(map(len, sent)) / steps,
+            "control": spent["encode"] + spent["send"] + decoded,
+            "encode": spent["encode"],
+            "send": spent["send"],
+            "decode": decoded,
+            "collectives": collectives,
+            "bytes": float(sum(map(len, sent))),
         }
 
 
@@ -307,6 +310,9 @@ def step_report(settings: Settings, sides: Sides) -> Report:
         "compute": [t["model"] - t["control"] - t["collectives"] for t in split],
         "collectives": [t["collectives"] for t in split],
         "control": [t["control"] for t in split],
+        "  encode": [t["encode"] for t in split],
+        "  send": [t["send"] for t in split],
+        "  decode": [t["decode"] for t in split],
         "everything else": [t["step"] - t["model"] for t in split],
     }
     for name, seconds in parts.items():

@@ -69,6 +69,10 @@ async def incarnation(client: AsyncClient, name: str) -> str:
     return ""
 
 
+async def gone(client: AsyncClient) -> bool:
+    return not await incarnation(client, SPLIT)
+
+
 async def sessions_on(client: AsyncClient, name: str) -> int:
     workers = (await client.status()).workers
     return sum(worker.sessions for worker in workers if worker.worker_id == name)
@@ -103,6 +107,7 @@ async def test_sessions_go_on_when_a_rank_on_another_node_is_killed_or_stopped(
             await until(lambda: busy(client), "sessions on the split worker")
             victim: Placed = placed(log)[1]
             os.kill(victim.pid, fault)
+            await until(lambda: gone(client), "coordinators take it for gone")
             said = await asyncio.gather(*running)
             # Unchanged, and drafts had a part in it.
             assert [c.token_ids for c in said] == [c.token_ids for c in expected]

@@ -2,8 +2,9 @@
 
 import asyncio
 
+from coordinator.access import Access
 from coordinator.admission import Admission, AdmissionLimits
-from coordinator.config import Settings
+from coordinator.config import NONE, REQUIRE, Settings
 from coordinator.draining import DrainOrders, move_sessions
 from coordinator.figures import Figures
 from coordinator.limits import CLIENT_MESSAGE_BYTES
@@ -18,6 +19,7 @@ from coordinator.services import Services
 from coordinator.sessions import Sessions
 from coordinator.speculation import CurrentPolicy
 from outrider import logs, rpc
+from outrider.callers import CLIENT_NAME
 from outrider.errors import RecordsUnavailableError
 from outrider.pb.v1 import coordinator_pb2, coordinator_pb2_grpc
 from outrider.session.policy import PolicyStore
@@ -25,6 +27,7 @@ from outrider.session.prefixes import PrefixDirectory
 from outrider.session.records import Lifetimes, SessionRecords
 from outrider.session.redis import Redis, connect
 from outrider.session.registry import Registry
+from outrider.tokens import TokenFiles
 
 REFRESH_S = 0.5
 # A Redis that hangs must not hold up running sessions for long.
@@ -38,6 +41,7 @@ class Coordinator:
     def __init__(self, settings: Settings, model: ServedModel, redis: Redis) -> None:
         self._settings = settings
         registry = Registry(redis)
+        tls = settings.open_tls(settings.verify_worker_name)
         self._pool = WorkerPool(
             registry,
             model=model.name,
@@ -46,6 +50,7 @@ class Coordinator:
             trust=Trust(frozenset(settings.trust_draft_worker)),
             prefixes=PrefixLookup(PrefixDirectory(redis)),
             silence_s=settings.verify_silence_s,
+            tls=tls,
         )
         self._policy = CurrentPolicy(PolicyStore(redis))
         lifetimes = Lifetimes(
@@ -72,6 +77,7 @@ class Coordinator:
             ),
             lambda: self._pool.room,
         )
+        access = Access(TokenFiles(settings.tokens) if settings.tokens else None)
         self._servicer = CoordinatorServicer(
             self._sessions,
             self._services,
@@ -79,9 +85,16 @@ class Coordinator:
             model,
             self._admission,
             DrainOrders(registry, self._pool),
+            access,
             unread_s=settings.unread_s,
         )
-        self._server = rpc.Server(receive_bytes=CLIENT_MESSAGE_BYTES)
+        named = settings.tls_client_auth == REQUIRE
+        self._server = rpc.Server(
+            receive_bytes=CLIENT_MESSAGE_BYTES,
+            tls=tls,
+            require_client=named,
+            checks=[*(settings.peer_checks(CLIENT_NAME) if named else ()), access.check],
+        )
         self._serving = False
         self._watcher: asyncio.Task[None] | None = None
         self._log = logs.get(__name__)
@@ -97,10 +110,18 @@ class Coordinator:
         )
         name = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
         port = await self._server.start(name, self._settings.host, self._settings.port)
+        self._warn_of_gaps()
         self._services.writer.start()
         self._watcher = asyncio.create_task(self._watch())
         self._log.info("listening", host=self._settings.host, port=port)
         return port
+
+    def _warn_of_gaps(self) -> None:
+        settings = self._settings
+        if settings.tokens and not settings.tls_ca:
+            self._log.warning("tokens travel in plaintext; use --tls-cert, --tls-key, --tls-ca")
+        if settings.tls_ca and settings.tls_client_auth == NONE and not settings.tokens:
+            self._log.warning("no certificate and no token is asked for; use --tokens")
 
     async def stop(self) -> None:
         """Stop without losing what can be finished."""
@@ -153,7 +174,12 @@ class Coordinator:
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Run a coordinator until `stop`."""
     model = await asyncio.to_thread(load_served_model, settings.model, settings.served_name)
-    async with connect(settings.redis_url, timeout_s=REDIS_TIMEOUT_S) as redis:
+    async with connect(
+        settings.redis_url,
+        password_file=settings.redis_password_file,
+        tls=settings.redis_tls(),
+        timeout_s=REDIS_TIMEOUT_S,
+    ) as redis:
         coordinator = Coordinator(settings, model, redis)
         await coordinator.start()
         await stop.wait()

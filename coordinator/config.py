@@ -2,24 +2,48 @@
 
 from dataclasses import dataclass
 
+from outrider.callers import VERIFY_WORKER_NAME
 from outrider.config import setting
+from outrider.errors import ConfigError
 from outrider.logs import LEVELS
+from outrider.service_settings import ServiceSettings
+
+REQUIRE, NONE = "require", "none"
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(ServiceSettings):
     """What `python -m coordinator` takes."""
 
     model: str = setting(
         help="Target model: a directory or .gguf file, for its tokenizer and config (no weights)."
     )
     redis_url: str = setting(help="Redis with sessions and workers: redis://HOST:PORT/DB.")
+    redis_password_file: str = setting(
+        "", help="File with the password of Redis; it is read again for each connection."
+    )
     served_name: str = setting("", help="Name of the model for clients (default: the path's name).")
     host: str = setting("127.0.0.1", help="Address to listen on.")
     port: int = setting(
         7070, at_least=0, at_most=65535, help="Port to listen on; 0 takes any free one."
     )
     worker_id: str = setting("", help="Name of this coordinator (default: generated).")
+    tokens: tuple[str, ...] = setting(
+        (),
+        many=True,
+        help="File with the tokens of clients, from `outrider token create`; repeatable; without "
+        "one a call needs no token.",
+    )
+    tls_client_auth: str = setting(
+        REQUIRE,
+        choices=(REQUIRE, NONE),
+        help="Whether clients must show a certificate, of --tls-ca and with a name of "
+        "--allow-peer.",
+    )
+    verify_worker_name: str = setting(
+        VERIFY_WORKER_NAME,
+        help="DNS name that the certificates of verify workers have; empty: the host of each.",
+    )
     trust_draft_worker: tuple[str, ...] = setting(
         (),
         many=True,
@@ -78,3 +102,8 @@ class Settings:
     metrics_port: int = setting(
         0, at_least=0, at_most=65535, help="Port of a Prometheus page; 0 opens none."
     )
+
+    def __post_init__(self) -> None:
+        ServiceSettings.__post_init__(self)
+        if self.allow_peer and self.tls_client_auth == NONE:
+            raise ConfigError("--allow-peer is of no use with --tls-client-auth none")

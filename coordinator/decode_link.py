@@ -13,6 +13,7 @@ from outrider.errors import InvalidRequestError
 from outrider.messages import DecodeCommand, DecodeEvent
 from outrider.pb.v1 import verify_pb2, verify_pb2_grpc
 from outrider.session.registry import WorkerRecord
+from outrider.tls import TlsFiles
 
 # A frame holds all commands that wait, up to this size; far below the message limit.
 FRAME_BYTES = 8 * 1024 * 1024
@@ -40,16 +41,23 @@ class DecodeLink:
     `send` and `attach` never wait. When the stream ends, or the worker or its engine is silent
     for `silence_s`, every attached session is told once, and the link is of no further use.
 
-    `connected` once the worker was heard and its engine works; `draining` as it last said.
+    `connected` once the worker was heard and its engine works; `draining` as it last said; `why`
+    the stream never came about, when it has ended.
     `on_change` is called when either changes.
     """
 
     def __init__(
-        self, worker: WorkerRecord, on_change: Callable[[], None], silence_s: float = 5.0
+        self,
+        worker: WorkerRecord,
+        on_change: Callable[[], None],
+        silence_s: float = 5.0,
+        tls: TlsFiles | None = None,
     ) -> None:
         self.worker = worker
+        self._tls = tls
         self.connected = False
         self.draining = False
+        self.why = ""
         self._silence_s = silence_s
         self._clock = AwakeClock(silence_s / LOOKS)
         self._heard_at = self._clock.seconds
@@ -96,7 +104,7 @@ class DecodeLink:
     async def _run(self) -> None:
         why = ""
         try:
-            async with rpc.open_channel(self.worker.address) as channel:
+            async with rpc.open_channel(self.worker.address, self._tls) as channel:
                 stub = verify_pb2_grpc.VerifyServiceStub(channel)
                 call = stub.Decode()  # type: ignore[call-arg]  # the hints want an iterator
                 await call.wait_for_connection()
@@ -125,6 +133,8 @@ class DecodeLink:
     def _tell_lost(self, why: str) -> None:
         if self.connected and why:
             self._log.warning("verify worker lost", why=why, sessions=self.sessions)
+        else:
+            self.why = why
         self.connected = False
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():

@@ -16,6 +16,7 @@ from coordinator.journal import Journal
 from outrider import logs
 from outrider.errors import OutriderError, RecordsUnavailableError
 from outrider.session.leases import note_running
+from outrider.session.names import PROBE_KEY
 from outrider.session.redis import Redis, Script, ScriptCall
 
 # A batch of so many keeps Redis busy for about a millisecond.
@@ -27,7 +28,7 @@ CONFIRM_S = 0.1
 # Of a lease, after which it is renewed.
 RENEW_SHARE = 0.2
 # A write, since a Redis that is full still reads.
-_PROBE = ScriptCall(Script("return redis.call('SET', KEYS[1], '', 'PX', 1000)"), ["outrider:probe"])
+_PROBE = ScriptCall(Script("return redis.call('SET', KEYS[1], '', 'PX', 1000)"), [PROBE_KEY])
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ from outrider.errors import (
 from outrider.messages import DraftWorkerRef
 from outrider.session.identity import ModelIdentity
 from outrider.session.registry import Pool, Registry, WorkerRecord
+from outrider.tls import TlsFiles
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class WorkerPool:
         prefixes: PrefixLookup | None = None,
         grace_s: float = 3.0,
         silence_s: float = 5.0,
+        tls: TlsFiles | None = None,
     ) -> None:
         self.reachable = False
         self.links: dict[str, DecodeLink] = {}
@@ -77,7 +79,10 @@ class WorkerPool:
         self._prefixes = prefixes
         self._grace_s = grace_s
         self._silence_s = silence_s
+        self._tls = tls
         self._seen: dict[tuple[Pool, str], _Seen] = {}
+        # Why the last link to a worker never came about.
+        self._troubles: dict[str, str] = {}
         self._changed = asyncio.Event()
         self._log = logs.get(__name__)
 
@@ -296,8 +301,15 @@ class WorkerPool:
         if link is not None and link.worker.incarnation != worker.incarnation:
             self._log.info("verify worker started again", worker_id=worker.worker_id)
             await link.close()
+        if link is not None and link.closed and link.why != self._troubles.get(worker.worker_id):
+            # Once, although it is tried again twice a second.
+            self._troubles[worker.worker_id] = link.why
+            if link.why:
+                self._log.warning(
+                    "no stream to a verify worker", worker_id=worker.worker_id, why=link.why
+                )
         if link is None or link.closed:
-            self.links[worker.worker_id] = DecodeLink(worker, self.wake, self._silence_s)
+            self.links[worker.worker_id] = DecodeLink(worker, self.wake, self._silence_s, self._tls)
             if worker.identity != self._target:
                 self._log.warning(
                     "verify worker gets no new sessions, as it computes otherwise",
@@ -316,6 +328,7 @@ class WorkerPool:
                 continue
             self._log.warning("worker is gone", pool=pool.value, worker_id=worker_id)
             del self._seen[pool, worker_id]
+            self._troubles.pop(worker_id, None)
             if link is not None:
                 del self.links[worker_id]
                 await link.close()

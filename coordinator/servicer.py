@@ -7,8 +7,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from opentelemetry import trace
 
 from coordinator import replies
+from coordinator.access import Access
 from coordinator.admission import Admission
-from coordinator.calls import Context, tenant_of, traceparent_of
+from coordinator.calls import Context, traceparent_of
 from coordinator.draining import DrainOrders
 from coordinator.follow import Follower, describe_call
 from coordinator.limits import MAX_SAMPLES, check_name, check_offsets
@@ -34,6 +35,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         model: ServedModel,
         admission: Admission,
         drains: DrainOrders,
+        access: Access,
         *,
         unread_s: float,
     ) -> None:
@@ -43,6 +45,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._model = model
         self._admission = admission
         self._drains = drains
+        self._access = access
         self._unread_s = unread_s
         self._tracer = telemetry.tracer(__name__)
         self._log = logs.get(__name__)
@@ -55,7 +58,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         """Stream the completions of one prompt."""
         arrived = time.monotonic()
         async with self._call("coordinator.generate", context) as span:
-            tenant = tenant_of(context)
+            tenant = self._access.tenant_of(context)
             self._admission.check(tenant, min(max(request.n, 1), MAX_SAMPLES))
             call = await self._read(request, tenant)
             follower = Follower(context.write, arrived=arrived, span=span, unread_s=self._unread_s)
@@ -95,7 +98,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             follower = Follower(
                 write, arrived=arrived, span=span, unread_s=self._unread_s, offsets=offsets
             )
-            tenant = tenant_of(context)
+            tenant = self._access.tenant_of(context)
             sessions = max(len(offsets), 1)
             async with (
                 self._resumed(request.session_id, tenant, sessions),
@@ -111,7 +114,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         """Cancel a session, whichever coordinator runs it."""
         async with self._errors(context):
             check_name("session_id", request.session_id)
-            cancelled = await self._sessions.cancel(request.session_id, tenant_of(context))
+            tenant = self._access.tenant_of(context)
+            cancelled = await self._sessions.cancel(request.session_id, tenant)
             return coordinator_pb2.CancelResponse(cancelled=cancelled)
 
     async def GetSession(  # noqa: N802 - the name of the rpc
@@ -120,7 +124,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         """Tell how far a session is."""
         async with self._errors(context):
             check_name("session_id", request.session_id)
-            record, token_ids = await self._sessions.find(request.session_id, tenant_of(context))
+            tenant = self._access.tenant_of(context)
+            record, token_ids = await self._sessions.find(request.session_id, tenant)
             info = replies.session_info(record, token_ids)
             return coordinator_pb2.GetSessionResponse(session=info)
 
@@ -156,7 +161,6 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def _read(self, request: coordinator_pb2.GenerateRequest, tenant: str) -> GenerateCall:
         previous = None
         if request.previous_session_id:
-            check_name("previous_session_id", request.previous_session_id)
             check_name("previous_session_id", request.previous_session_id)
             previous = await self._sessions.previous(request.previous_session_id, tenant)
         return await read_request(

@@ -10,6 +10,7 @@ from draft_worker.drafters import ChosenDrafter, build
 from draft_worker.engine import Engine
 from draft_worker.servicer import DraftServicer
 from outrider import logs, rpc, service
+from outrider.callers import VERIFY_WORKER_NAME
 from outrider.errors import InternalError
 from outrider.pb.v1 import draft_pb2, draft_pb2_grpc
 from outrider.session.announcing import Announcer
@@ -32,7 +33,9 @@ class DraftWorker:
         self._settings = settings
         self._worker_id = worker_id
         self._incarnation = service.new_incarnation()
-        self._server = rpc.Server()
+        self._server = rpc.Server(
+            tls=settings.open_tls(), checks=settings.peer_checks(VERIFY_WORKER_NAME)
+        )
         self._servicer = DraftServicer(worker_id, self._incarnation)
         self._draining = self._stopping = False
         self._log = logs.get(__name__)
@@ -47,7 +50,11 @@ class DraftWorker:
         """
         settings = self._settings
         draft_pb2_grpc.add_DraftServiceServicer_to_server(self._servicer, self._server.grpc)
-        async with connect(settings.redis_url) as redis:
+        async with connect(
+            settings.redis_url,
+            password_file=settings.redis_password_file,
+            tls=settings.redis_tls(),
+        ) as redis:
             port = await self._server.start(SERVICE_NAME, settings.host, settings.port)
             address = f"{settings.advertise_host or settings.host}:{port}"
             self._log.info("listening", address=address)

@@ -6,6 +6,7 @@ from outrider.config import setting
 from outrider.errors import ConfigError
 from outrider.logs import LEVELS
 from outrider.memory import parse_bytes
+from outrider.service_settings import ServiceSettings
 
 NGRAM, SUFFIX, MODEL, EARLY_EXIT, HYBRID = "ngram", "suffix", "model", "early-exit", "hybrid"
 DRAFTERS = (NGRAM, SUFFIX, MODEL, EARLY_EXIT, HYBRID)
@@ -14,10 +15,13 @@ RUNNING_A_MODEL = (*WITH_DRAFT_MODEL, EARLY_EXIT)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(ServiceSettings):
     """One draft worker."""
 
     redis_url: str = setting(help="Redis with the registry, such as redis://127.0.0.1:6379/0.")
+    redis_password_file: str = setting(
+        "", help="File with the password of Redis; it is read again for each connection."
+    )
     drafter: str = setting(
         NGRAM,
         choices=DRAFTERS,
@@ -71,6 +75,7 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
+        ServiceSettings.__post_init__(self)
         parse_bytes(self.kv_memory)
         parse_bytes(self.suffix_memory)
         with_draft_model = self.drafter in WITH_DRAFT_MODEL

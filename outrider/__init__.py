@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from outrider.client import AsyncClient, Chunk, Client, Completion, Piece
     from outrider.errors import OutriderError
+    from outrider.tls import Tls
 
     __version__: str
 
@@ -19,6 +20,7 @@ _MODULES = {
     "Completion": "outrider.client",
     "OutriderError": "outrider.errors",
     "Piece": "outrider.client",
+    "Tls": "outrider.tls",
 }
 __all__ = [
     "AsyncClient",
@@ -27,6 +29,7 @@ __all__ = [
     "Completion",
     "OutriderError",
     "Piece",
+    "Tls",
     "__version__",
 ]
 

@@ -10,15 +10,16 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from weakref import WeakSet
 
 import grpc
 from grpc_status import rpc_status
 
 from outrider import rpc
+from outrider._credentials import Channels, Credentials, Options
 from outrider._directory import Directory
-from outrider.errors import ConfigError, DeadlineError, OutriderError, UnavailableError
+from outrider.errors import DeadlineError, OutriderError, UnavailableError
 from outrider.pb.v1 import coordinator_pb2 as pb
 from outrider.pb.v1 import coordinator_pb2_grpc as pb_grpc
 
@@ -30,9 +31,7 @@ CALL_TIMEOUT_S = 10.0
 CANCEL_TIMEOUT_S = 2.0
 # How long a coordinator may take to answer a connection; a stopped process never does.
 CONNECT_TIMEOUT_MS = 5_000
-TENANT_KEY = "outrider-tenant"
 
-Metadata: TypeAlias = tuple[tuple[str, str], ...]
 T = TypeVar("T")
 _OPTIONS = [*rpc.CHANNEL_OPTIONS, ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS)]
 # What grpc may say of a stream that was cut, besides UNAVAILABLE.
@@ -55,23 +54,28 @@ def call_error(
         return UnavailableError(f"lost the connection to the coordinator at {endpoint}: {details}")
     if cut or isinstance(found, UnavailableError):
         return UnavailableError(
-            f"nothing answers at {coordinators}: is a coordinator running there? "
-            "`outrider up` starts everything on this machine"
+            f"nothing answers at {coordinators} ({details}): is a coordinator running there, with "
+            "the TLS that is expected? `outrider up` starts everything on this machine"
         )
     return found
 
 
-def metadata_of(tenant: str) -> Metadata:
-    """What every call of a tenant carries.
+def _open_channel(
+    endpoint: str, credentials: grpc.ChannelCredentials | None, options: Options
+) -> grpc.Channel:
+    options = [*_OPTIONS, *options]
+    if credentials is None:
+        return grpc.insecure_channel(endpoint, options=options)
+    return grpc.secure_channel(endpoint, credentials, options=options)
 
-    Raises:
-        ConfigError: the tenant is not plain text.
-    """
-    if not tenant:
-        return ()
-    if not (tenant.isascii() and tenant.isprintable()) or tenant != tenant.strip():
-        raise ConfigError(f"a tenant is printable ASCII without spaces around it, not {tenant!r}")
-    return ((TENANT_KEY, tenant),)
+
+def _open_aio_channel(
+    endpoint: str, credentials: grpc.ChannelCredentials | None, options: Options
+) -> grpc.aio.Channel:
+    options = [*_OPTIONS, *options]
+    if credentials is None:
+        return grpc.aio.insecure_channel(endpoint, options=options)
+    return grpc.aio.secure_channel(endpoint, credentials, options=options)
 
 
 class Followed(Protocol):
@@ -85,13 +89,14 @@ class Followed(Protocol):
 class Coordinators:
     """The synchronous connections; threads may share them."""
 
-    def __init__(self, addresses: str | Sequence[str], tenant: str) -> None:
+    def __init__(self, addresses: str | Sequence[str], credentials: Credentials) -> None:
         self.directory = Directory(addresses)
-        self.metadata = metadata_of(tenant)
+        self.metadata = credentials.metadata
+        credentials.warn_if_exposed(self.directory.addresses)
         # Threads that make their first calls at once share one channel. Reentrant, for a
         # generation that is collected here and now cancels its session.
         self._lock = threading.RLock()
-        self._channels: dict[str, grpc.Channel] = {}
+        self._channels: Channels[grpc.Channel] = Channels(credentials.tls, _open_channel)
         self._stubs: dict[str, pb_grpc.CoordinatorServiceStub] = {}
         self._cancelling: set[threading.Thread] = set()
         self._followed: WeakSet[Followed] = WeakSet()
@@ -108,9 +113,8 @@ class Coordinators:
     def stub(self, endpoint: str) -> pb_grpc.CoordinatorServiceStub:
         """What makes calls to an endpoint."""
         with self._lock:
-            if endpoint not in self._stubs:
-                channel = grpc.insecure_channel(endpoint, options=_OPTIONS)
-                self._channels[endpoint] = channel
+            channel, new = self._channels.get(endpoint, self.directory.host_of(endpoint))
+            if new:
                 self._stubs[endpoint] = pb_grpc.CoordinatorServiceStub(channel)
             return self._stubs[endpoint]
 
@@ -171,17 +175,18 @@ class Coordinators:
         for thread in cancelling:
             thread.join(max(deadline - time.monotonic(), 0.0))
         with self._lock:
-            for channel in self._channels.values():
+            for channel in self._channels.all:
                 channel.close()
 
 
 class AsyncCoordinators:
     """The asynchronous connections, of one event loop."""
 
-    def __init__(self, addresses: str | Sequence[str], tenant: str) -> None:
+    def __init__(self, addresses: str | Sequence[str], credentials: Credentials) -> None:
         self.directory = Directory(addresses)
-        self.metadata = metadata_of(tenant)
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self.metadata = credentials.metadata
+        credentials.warn_if_exposed(self.directory.addresses)
+        self._channels: Channels[grpc.aio.Channel] = Channels(credentials.tls, _open_aio_channel)
         self._stubs: dict[str, CoordinatorServiceAsyncStub] = {}
         self._cancelling: set[asyncio.Task[None]] = set()
         self._followed: WeakSet[Followed] = WeakSet()
@@ -198,9 +203,8 @@ class AsyncCoordinators:
 
     def stub(self, endpoint: str) -> "CoordinatorServiceAsyncStub":
         """What makes calls to an endpoint."""
-        if endpoint not in self._stubs:
-            channel = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
-            self._channels[endpoint] = channel
+        channel, new = self._channels.get(endpoint, self.directory.host_of(endpoint))
+        if new:
             self._stubs[endpoint] = pb_grpc.CoordinatorServiceStub(channel)
         return self._stubs[endpoint]
 
@@ -254,5 +258,5 @@ class AsyncCoordinators:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        for channel in self._channels.values():
+        for channel in self._channels.all:
             await channel.close(None)

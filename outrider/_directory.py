@@ -97,6 +97,10 @@ class Directory:
             raise UnavailableError(f"no coordinator's name has an IP address: {reasons}")
         return endpoints[0]
 
+    def host_of(self, endpoint: str) -> str:
+        """The host name that the endpoint came from; empty when it was given as an IP address."""
+        return next((name.host for name in self._names if endpoint in name.endpoints), "")
+
     def failed(self, endpoint: str) -> None:
         """It did not answer, or did not want to."""
         self._failed_at[endpoint] = self._clock()

@@ -15,7 +15,8 @@ import grpc
 from opentelemetry import trace
 
 from outrider import telemetry
-from outrider._coordinators import Metadata, call_error
+from outrider._coordinators import call_error
+from outrider._credentials import Metadata
 from outrider._directory import Directory
 from outrider._protocol import GenerateOptions, generate_request
 from outrider._retry import Attempts, Retry

@@ -9,6 +9,9 @@
     with Client(["10.0.0.1:7070", "10.0.0.2:7070"], tenant="acme") as client:
         ...  # any of them may be killed at any time
 
+    with Client("outrider.example:443", tls=Tls(ca="ca.crt"), token=token) as client:
+        ...  # encrypted, and as whoever the token belongs to
+
 A client takes the address of one coordinator, those of several, or a name that stands for
 several. It asks the first that answers, and stays with it as long as it does. Every failure is
 an `outrider.errors.OutriderError` of its kind.
@@ -19,6 +22,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from outrider._coordinators import CALL_TIMEOUT_S, AsyncCoordinators, Coordinators
+from outrider._credentials import Credentials
 from outrider._following import check_single
 from outrider._generation import AsyncGeneration, Generation
 from outrider._protocol import (
@@ -41,6 +45,7 @@ from outrider._values import (
 )
 from outrider.messages import TokenLogprobs
 from outrider.pb.v1 import coordinator_pb2 as pb
+from outrider.tls import Tls
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 # A drain is not over before the worker has said so itself.
@@ -53,10 +58,13 @@ class Client:
     addresses: host:port of a coordinator, or of several in the order in which to ask them; a
         name that has several IP addresses stands for several, in random order.
     tenant: whose sessions they are; those of another tenant are not seen.
+    token: says whose they are where coordinators ask for tokens.
+    tls: how coordinators are made sure of, and what they are shown; None: plaintext.
     retry: how long what fails is tried again.
 
     Raises:
-        ConfigError: an address without a port, or a tenant that is not plain text.
+        ConfigError: an address without a port, a tenant or token that is not plain text, or a
+            file of `tls` that can't be used.
     """
 
     def __init__(
@@ -64,9 +72,11 @@ class Client:
         addresses: str | Sequence[str] = DEFAULT_ADDRESS,
         *,
         tenant: str = "",
+        token: str = "",
+        tls: Tls | None = None,
         retry: Retry | None = None,
     ) -> None:
-        self._coordinators = Coordinators(addresses, tenant)
+        self._coordinators = Coordinators(addresses, Credentials(tenant, token, tls))
         self._retry = retry or Retry()
 
     def generate(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Generation:
@@ -116,15 +126,21 @@ class Client:
     def list_models(self) -> tuple[ModelInfo, ...]:
         """The models that are served."""
         request = pb.ListModelsRequest()
+        metadata = self._coordinators.metadata
         return models_from_pb(
-            self._coordinators.ask(lambda stub: stub.ListModels(request, timeout=CALL_TIMEOUT_S))
+            self._coordinators.ask(
+                lambda stub: stub.ListModels(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
+            )
         )
 
     def status(self) -> Status:
         """Workers, sessions and figures, as one coordinator sees them."""
         request = pb.GetStatusRequest()
+        metadata = self._coordinators.metadata
         return status_from_pb(
-            self._coordinators.ask(lambda stub: stub.GetStatus(request, timeout=CALL_TIMEOUT_S))
+            self._coordinators.ask(
+                lambda stub: stub.GetStatus(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
+            )
         )
 
     def drain(self, worker_id: str, *, draining: bool = True) -> int:
@@ -137,8 +153,9 @@ class Client:
             UnavailableError: it did not obey in time.
         """
         request = pb.DrainWorkerRequest(worker_id=worker_id, draining=draining)
+        metadata = self._coordinators.metadata
         return self._coordinators.ask(
-            lambda stub: stub.DrainWorker(request, timeout=DRAIN_TIMEOUT_S)
+            lambda stub: stub.DrainWorker(request, timeout=DRAIN_TIMEOUT_S, metadata=metadata)
         ).sessions
 
     def close(self) -> None:
@@ -168,9 +185,11 @@ class AsyncClient:
         addresses: str | Sequence[str] = DEFAULT_ADDRESS,
         *,
         tenant: str = "",
+        token: str = "",
+        tls: Tls | None = None,
         retry: Retry | None = None,
     ) -> None:
-        self._coordinators = AsyncCoordinators(addresses, tenant)
+        self._coordinators = AsyncCoordinators(addresses, Credentials(tenant, token, tls))
         self._retry = retry or Retry()
 
     def generate(
@@ -217,26 +236,29 @@ class AsyncClient:
     async def list_models(self) -> tuple[ModelInfo, ...]:
         """The models that are served."""
         request = pb.ListModelsRequest()
+        metadata = self._coordinators.metadata
         return models_from_pb(
             await self._coordinators.ask(
-                lambda stub: stub.ListModels(request, timeout=CALL_TIMEOUT_S)
+                lambda stub: stub.ListModels(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
             )
         )
 
     async def status(self) -> Status:
         """Workers, sessions and figures, as one coordinator sees them."""
         request = pb.GetStatusRequest()
+        metadata = self._coordinators.metadata
         return status_from_pb(
             await self._coordinators.ask(
-                lambda stub: stub.GetStatus(request, timeout=CALL_TIMEOUT_S)
+                lambda stub: stub.GetStatus(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
             )
         )
 
     async def drain(self, worker_id: str, *, draining: bool = True) -> int:
         """Have a worker give up its sessions, or serve again; see `Client.drain`."""
         request = pb.DrainWorkerRequest(worker_id=worker_id, draining=draining)
+        metadata = self._coordinators.metadata
         response = await self._coordinators.ask(
-            lambda stub: stub.DrainWorker(request, timeout=DRAIN_TIMEOUT_S)
+            lambda stub: stub.DrainWorker(request, timeout=DRAIN_TIMEOUT_S, metadata=metadata)
         )
         return response.sessions
 
@@ -271,6 +293,7 @@ __all__ = [
     "Retry",
     "SessionInfo",
     "Status",
+    "Tls",
     "TokenLogprobs",
     "Usage",
     "WorkerInfo",

@@ -33,12 +33,13 @@ def setting(
     argument: bool = False,
     many: bool = False,
     env: bool = True,
+    secret: bool = False,
 ) -> Any:
     """Declare a field of a settings class.
 
     `at_least` and `at_most` bound numbers. `argument` makes it positional instead of a flag.
     `many` accepts the flag several times (the field is a tuple). Without `env` the environment
-    does not set it: for what would be done by accident otherwise.
+    does not set it: for what would be done by accident otherwise. A `secret` is never shown.
     """
     metadata = {
         "help": help,
@@ -49,7 +50,7 @@ def setting(
         "many": many,
         "env": env,
     }
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 class _FiniteFloatRange(click.FloatRange):
@@ -111,7 +112,9 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> click.Parameter:
 def command(settings: type[S], run: Callable[[S], None], *, name: str) -> click.Command:
     """A click command that builds `settings` and calls `run`; its help is run's docstring."""
     hints = typing.get_type_hints(settings)
-    fields = dataclasses.fields(settings)  # type: ignore[arg-type]  # S is a dataclass
+    every = dataclasses.fields(settings)  # type: ignore[arg-type]  # S is a dataclass
+    # What only this command has comes first in its help.
+    fields = sorted(every, key=lambda field: field.name not in settings.__annotations__)
     params = [_parameter(field, hints[field.name]) for field in fields]
 
     def invoke(**values: Any) -> None:

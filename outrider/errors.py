@@ -9,6 +9,8 @@
     ├── NotFoundError
     │   ├── UnknownModelError
     │   └── UnknownSessionError
+    ├── UnauthenticatedError      nobody can tell who calls
+    ├── PermissionDeniedError     who calls may not do this
     ├── SessionExistsError        the client-chosen id is in use
     ├── FencedError               a message of an older epoch, or at another base_len
     ├── OverloadedError           full; try again later
@@ -104,6 +106,20 @@ class UnknownSessionError(NotFoundError):
     """There is no such session, or it has expired."""
 
     reason = "UNKNOWN_SESSION"
+
+
+class UnauthenticatedError(OutriderError):
+    """The call has no token or certificate that says whose it is, or a wrong one."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(OutriderError):
+    """The caller is known, and may not do this."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = "PERMISSION_DENIED"
 
 
 class SessionExistsError(OutriderError):

@@ -4,7 +4,7 @@ Servers: message limits, keepalive, the standard health service, reflection, and
 `google.rpc.Status`. Channels: the same limits and keepalive.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NoReturn
 
@@ -14,6 +14,7 @@ from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
+from outrider.callers import Check, Gate
 from outrider.errors import (
     AddressInUseError,
     ConfigError,
@@ -25,6 +26,7 @@ from outrider.errors import (
     from_status,
     to_status,
 )
+from outrider.tls import TlsFiles
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # In what grpc says of a message above it.
@@ -58,12 +60,24 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
 class Server:
     """A grpc.aio server with health and reflection; not serving until `set_serving(True)`.
 
-    It takes messages of up to `receive_bytes`.
+    It takes messages of up to `receive_bytes`. With `tls` it speaks nothing else, and wants a
+    certificate of whoever connects unless `require_client` is false. Calls pass all `checks`.
     """
 
-    def __init__(self, receive_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(
+        self,
+        receive_bytes: int = MAX_MESSAGE_BYTES,
+        *,
+        tls: TlsFiles | None = None,
+        require_client: bool = True,
+        checks: Sequence[Check] = (),
+    ) -> None:
         options = {**dict(SERVER_OPTIONS), "grpc.max_receive_message_length": receive_bytes}
-        self.grpc = grpc.aio.server(options=list(options.items()))
+        gates = [Gate(checks, abort)] if checks else []
+        self.grpc = grpc.aio.server(options=list(options.items()), interceptors=gates)
+        self._credentials = (
+            None if tls is None else tls.server_credentials(require_client=require_client)
+        )
         self._health = health_aio.HealthServicer()
         self._names: list[str] = []
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -81,7 +95,10 @@ class Server:
         )
         await self.set_serving(False)
         try:
-            bound = self.grpc.add_insecure_port(f"{host}:{port}")
+            if self._credentials is None:
+                bound = self.grpc.add_insecure_port(f"{host}:{port}")
+            else:
+                bound = self.grpc.add_secure_port(f"{host}:{port}", self._credentials)
         except RuntimeError as error:
             raise AddressInUseError(
                 f"can't listen on {host}:{port}; is another service using the port? "
@@ -148,10 +165,15 @@ def check_address(address: str) -> None:
         raise ConfigError(f"address {address!r} has no port; write HOST:PORT")
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """An asynchronous channel to host:port."""
+def open_channel(address: str, tls: TlsFiles | None = None) -> grpc.aio.Channel:
+    """An asynchronous channel to host:port, with the credentials that `tls` has now."""
     check_address(address)
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    _, credentials = tls.channel_credentials()
+    return grpc.aio.secure_channel(
+        address, credentials, options=[*CHANNEL_OPTIONS, *tls.options_for()]
+    )
 
 
 __all__ = [

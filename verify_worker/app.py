@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from outrider import logs, rpc, service
+from outrider.callers import COORDINATOR_NAME
 from outrider.errors import ConfigError, InternalError, RankLostError
 from outrider.model.parallel.leader import ParallelModel
 from outrider.pb.v1 import verify_pb2, verify_pb2_grpc
@@ -16,6 +17,7 @@ from outrider.session.announcing import Announcer
 from outrider.session.prefixes import Holder, PrefixDirectory, keep_published
 from outrider.session.redis import Redis, connect
 from outrider.session.registry import Pool, Registry, WorkerRecord
+from outrider.tls import TlsFiles
 from verify_worker import metrics
 from verify_worker.config import Settings
 from verify_worker.draft_links import DraftLinks
@@ -54,27 +56,29 @@ class VerifyWorker:
             InternalError: the engine failed.
             RankLostError: the ranks of a split target did not start.
         """
+        # Before the model, which may take minutes.
+        tls = self._settings.open_tls(self._settings.draft_worker_name)
         if self._settings.tensor_parallel_size == 1:
             target = await self._load(stop, None)
             if not stop.is_set():
-                await self._serve(target, stop)
+                await self._serve(target, tls, stop)
             return
         ranks = await asyncio.to_thread(open_ranks, self._settings)
         _take_signals_back()
         try:
             while not stop.is_set():
-                await self._serve_with(ranks, stop)
+                await self._serve_with(ranks, tls, stop)
         finally:
             await asyncio.to_thread(ranks.close)
 
-    async def _serve_with(self, ranks: Ranks, stop: asyncio.Event) -> None:
+    async def _serve_with(self, ranks: Ranks, tls: TlsFiles | None, stop: asyncio.Event) -> None:
         """Serve until `stop`, or until a rank is lost; then all others have ended too."""
         try:
             target = await self._load(stop, ranks)
             if stop.is_set():
                 return
             try:
-                await self._serve(target, stop)
+                await self._serve(target, tls, stop)
             except RankLostError as error:
                 why = await asyncio.to_thread(ranks.loss)
                 self._log.error("the ranks start anew", error=error.message, cause=why)
@@ -93,7 +97,7 @@ class VerifyWorker:
         gc.collect()
         return await asyncio.to_thread(load_target, self._settings, ranks)
 
-    async def _serve(self, target: Target, stop: asyncio.Event) -> None:
+    async def _serve(self, target: Target, tls: TlsFiles | None, stop: asyncio.Event) -> None:
         settings = self._settings
         loop = asyncio.get_running_loop()
 
@@ -103,13 +107,17 @@ class VerifyWorker:
         pulse = target.model.pulse if isinstance(target.model, ParallelModel) else None
         engine = Engine(target.scheduler, target.runner, publish, SessionSpans(), meet_ranks=pulse)
         streams = Streams(lambda: heartbeat(engine, self._identity))
-        links = DraftLinks(engine.post)
-        server = rpc.Server()
+        links = DraftLinks(engine.post, tls)
+        server = rpc.Server(tls=tls, checks=settings.peer_checks(COORDINATOR_NAME))
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(
             VerifyServicer(self._identity, engine, streams), server.grpc
         )
         self._export_metrics(target.scheduler)
-        async with connect(settings.redis_url) as redis:
+        async with connect(
+            settings.redis_url,
+            password_file=settings.redis_password_file,
+            tls=settings.redis_tls(),
+        ) as redis:
             port = await server.start(SERVICE_NAME, settings.host, settings.port)
             address = f"{settings.advertise_host or settings.host}:{port}"
             engine.start()

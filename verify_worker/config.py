@@ -2,20 +2,25 @@
 
 from dataclasses import dataclass
 
+from outrider.callers import DRAFT_WORKER_NAME
 from outrider.config import setting
 from outrider.draft_length import parse_draft_length
 from outrider.logs import LEVELS
 from outrider.memory import parse_bytes
+from outrider.service_settings import ServiceSettings
 
 AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(ServiceSettings):
     """One verify worker."""
 
     model: str = setting(help="The target: a transformers directory or a .gguf file.")
     redis_url: str = setting(help="Redis with the registry, such as redis://127.0.0.1:6379/0.")
+    redis_password_file: str = setting(
+        "", help="File with the password of Redis; it is read again for each connection."
+    )
     dtype: str = setting(
         "float32", choices=("float32", "bfloat16", "float16"), help="Type of weights and KV."
     )
@@ -112,6 +117,10 @@ class Settings:
     host: str = setting("127.0.0.1", help="Address to listen on.")
     port: int = setting(0, at_least=0, at_most=65535, help="Port to listen on; 0 takes a free one.")
     advertise_host: str = setting("", help="Host that coordinators reach this worker at.")
+    draft_worker_name: str = setting(
+        DRAFT_WORKER_NAME,
+        help="DNS name that the certificates of draft workers have; empty: the host of each.",
+    )
     worker_id: str = setting("", help="Name in the registry; made up when empty.")
     log_level: str = setting("info", choices=LEVELS, help="Least severe level to log.")
     otlp_endpoint: str | None = setting(None, help="OTLP gRPC collector for traces and metrics.")
@@ -120,6 +129,7 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
+        ServiceSettings.__post_init__(self)
         parse_draft_length(self.k)
         if self.kv_memory != AUTO:
             parse_bytes(self.kv_memory)

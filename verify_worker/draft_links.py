@@ -16,6 +16,7 @@ from outrider import logs, rpc, wire
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.messages import CommitDraft, DraftCommand, DraftEvent, DraftWorkerRef, OpenDraft
 from outrider.pb.v1 import draft_pb2, draft_pb2_grpc
+from outrider.tls import TlsFiles
 from verify_worker.engine import DrafterGone, FromDrafter, Message
 
 SpeculateCall: TypeAlias = (
@@ -59,8 +60,9 @@ class Credit:
 class DraftLinks:
     """The streams of this worker; use it from its event loop only."""
 
-    def __init__(self, post: Callable[[Message], None]) -> None:
+    def __init__(self, post: Callable[[Message], None], tls: TlsFiles | None = None) -> None:
         self._post = post
+        self._tls = tls
         self._links: dict[DraftWorkerRef, _Link] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -68,7 +70,7 @@ class DraftLinks:
         """Queue a command; a worker that can't be reached is reported as gone."""
         link = self._links.get(worker)
         if link is None:
-            link = _Link(worker, self._post, self._forget)
+            link = _Link(worker, self._post, self._forget, self._tls)
             self._links[worker] = link
         link.send(command)
 
@@ -98,6 +100,7 @@ class _Link:
         worker: DraftWorkerRef,
         post: Callable[[Message], None],
         forget: Callable[[DraftWorkerRef], None],
+        tls: TlsFiles | None,
     ) -> None:
         self._commands: asyncio.Queue[DraftCommand] = asyncio.Queue()
         self._feature_bytes = 0
@@ -105,6 +108,7 @@ class _Link:
         self._worker = worker
         self._post = post
         self._forget = forget
+        self._tls = tls
         self.task = asyncio.create_task(self._run(), name=f"draft-link-{worker.worker_id}")
 
     def send(self, command: DraftCommand) -> None:
@@ -130,7 +134,7 @@ class _Link:
         self._post(DrafterGone(self._worker.worker_id, error))
 
     async def _stream(self) -> None:
-        async with rpc.open_channel(self._worker.address) as channel:
+        async with rpc.open_channel(self._worker.address, self._tls) as channel:
             stub = draft_pb2_grpc.DraftServiceStub(channel)
             call = stub.Speculate()  # type: ignore[call-arg]  # the hints want an iterator
             # grpc would leave an iterator of frames running when the call breaks.

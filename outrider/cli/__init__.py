@@ -24,6 +24,8 @@ COMMANDS = {
     "status": ("outrider.cli.status", "Show workers, sessions and figures."),
     "drain": ("outrider.cli.drain", "Have a worker give up its sessions before it is stopped."),
     "policy": ("outrider.cli.policy", "Show or set what requests get that leave it open."),
+    "token": ("outrider.cli.token", "Make tokens for clients."),
+    "redis-acl": ("outrider.cli.redis_acl", "Print the Redis users of each part."),
     "verify-exactness": (
         "outrider.cli.verify_exactness",
         "Compare a whole system with its target model.",

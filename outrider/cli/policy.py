@@ -11,6 +11,7 @@ from outrider.config import command as settings_command
 from outrider.config import setting
 from outrider.draft_length import parse_draft_length
 from outrider.messages import AcceptanceRule
+from outrider.service_settings import RedisTlsSettings
 from outrider.session.policy import SWITCH, Policy, PolicyStore
 from outrider.session.redis import connect
 
@@ -19,10 +20,11 @@ WORKER = "worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(RedisTlsSettings):
     """Where the policy is, and what to change in it."""
 
     redis_url: str = setting(help="Redis of the coordinators: redis://HOST:PORT/DB.")
+    redis_password_file: str = setting("", help="File with the password of Redis.")
     # Not from the environment: what `generate` takes there must not change everybody's policy.
     rule: str | None = setting(None, choices=RULES, env=False, help="How drafts are accepted.")
     speculation: str | None = setting(
@@ -59,7 +61,11 @@ def run(settings: Settings) -> None:
 
 
 async def _apply(settings: Settings) -> Policy:
-    async with connect(settings.redis_url) as redis:
+    async with connect(
+        settings.redis_url,
+        password_file=settings.redis_password_file,
+        tls=settings.redis_tls(),
+    ) as redis:
         store = PolicyStore(redis)
         if (settings.rule, settings.speculation, settings.k) != (None, None, None):
             await store.change(

@@ -1,24 +1,28 @@
 """`outrider up`."""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
+from outrider.callers import COORDINATOR_NAME
 from outrider.cli.models import AUTO_DRAFTER, choose_drafter, resolve_model
 from outrider.cli.running import check_before_start, run_interruptible
 from outrider.config import CACHE, setting
 from outrider.config import command as settings_command
 from outrider.draft_length import AUTO, parse_draft_length
 from outrider.errors import UnavailableError
-from outrider.local.commands import DRAFTERS, NUMERICS, StackSettings
+from outrider.local.commands import DRAFTERS, NUMERICS, StackSettings, part_tls
 from outrider.local.stack import COORDINATOR, VALKEY, LocalStack
 from outrider.logs import LEVELS
 from outrider.model.embedded import EMBEDDED_MODEL
+from outrider.service_settings import RedisTlsSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(RedisTlsSettings):
     """What to start."""
 
     model: str = setting(
@@ -38,6 +42,15 @@ class Settings:
     draft_workers: int = setting(1, at_least=0, help="How many draft workers.")
     verify_workers: int = setting(1, at_least=1, help="How many verify workers.")
     redis_url: str = setting("", help="A Redis to use; an embedded Valkey is started if empty.")
+    redis_password_file: str = setting("", help="File with the password of that Redis.")
+    tls: str = setting(
+        "",
+        help="Directory with certificates, which switches TLS on: ca.crt, and .crt and .key of "
+        "coordinator, verify-worker, draft-worker and client.",
+    )
+    tokens: str = setting(
+        "", help="File with the tokens of clients; without one a call needs no token."
+    )
     port: int = setting(7070, at_least=0, at_most=65535, help="Port of the coordinator.")
     threads: int = setting(
         0, at_least=0, help="Threads of each process with a model; 0 shares out the cores."
@@ -76,12 +89,25 @@ def run(settings: Settings) -> None:
         k=settings.k,
         numerics=settings.numerics,
         trust_drafts=settings.trust_drafts,
+        tls_dir=Path(settings.tls).expanduser() if settings.tls else None,
+        tokens=settings.tokens,
+        redis_flags=tuple(_redis_flags(settings)),
         log_level=settings.log_level,
         otlp_endpoint=settings.otlp_endpoint,
     )
-    check_before_start(stack_settings)
+    check_before_start(
+        stack_settings,
+        redis_password_file=settings.redis_password_file,
+        redis_tls=settings.redis_tls(),
+    )
     if run_interruptible(lambda: _serve(stack_settings)):
         click.echo("stopped", err=True)
+
+
+def _redis_flags(settings: Settings) -> Iterator[str]:
+    for name in ("redis_password_file", "redis_ca", "redis_cert", "redis_key"):
+        if value := getattr(settings, name):
+            yield from (f"--{name.replace('_', '-')}", value)
 
 
 async def _serve(settings: StackSettings) -> None:
@@ -111,6 +137,12 @@ def _summary(stack: LocalStack) -> str:
     # An address of the user's own may hold a password.
     records = "" if settings.redis_url else f"  records  {stack.redis_url}\n"
     server = "" if stack.address.endswith(":7070") else f" --coordinator {stack.address}"
+    if settings.tls_dir is not None:
+        tls = part_tls(settings.tls_dir, "client")
+        server += f" --tls-ca {tls.ca} --tls-cert {tls.cert} --tls-key {tls.key}"
+        server += f" --tls-name {COORDINATOR_NAME}"
+    if settings.tokens:
+        server += " --token-file FILE"
     return (
         f"ready at {stack.address}\n"
         f"  target   {settings.model}\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 from outrider.draft_length import AUTO, parse_draft_length
 from outrider.errors import ConfigError
 from outrider.model.draft_config import read_draft_config
+from outrider.tls import Tls
 
 DRAFTERS = ("ngram", "suffix", "model", "early-exit", "hybrid", "none")
 WITH_DRAFT_MODEL = ("model", "hybrid")
@@ -31,6 +32,9 @@ class StackSettings:
     numerics: of the verify workers: "fast", or "invariant" for logits that depend on nothing
         but the session's own tokens.
     trust_drafts: vouch for the draft workers, which the rejection rule needs.
+    tls_dir: directory with the certificates of all parts, see `part_tls`; None is plaintext.
+    tokens: file with the tokens of clients; empty: none are asked for.
+    redis_flags: how the Redis of `redis_url` is reached: its password and certificates.
     coordinator_flags, verify_flags, draft_flags: further flags of each process of that kind.
     run_dir: where the logs go; None makes a temporary directory.
     start_timeout_s: how long all parts together may take until they are ready.
@@ -52,6 +56,9 @@ class StackSettings:
     trust_drafts: bool = False
     log_level: str = "info"
     otlp_endpoint: str | None = None
+    tls_dir: Path | None = None
+    tokens: str = ""
+    redis_flags: tuple[str, ...] = ()
     coordinator_flags: tuple[str, ...] = ()
     verify_flags: tuple[str, ...] = ()
     draft_flags: tuple[str, ...] = ()
@@ -72,6 +79,8 @@ class StackSettings:
             raise ConfigError(f"no numerics {self.numerics!r}; choose one of {', '.join(NUMERICS)}")
         if self.verify_workers < 1:
             raise ConfigError("at least one verify worker is needed")
+        if self.redis_flags and not self.redis_url:
+            raise ConfigError("what reaches a Redis is of no use without --redis-url")
 
     @property
     def model_threads(self) -> int:
@@ -93,6 +102,15 @@ class StackSettings:
         return bool(self.draft_model) and read_draft_config(self.draft_model) is not None
 
 
+def part_tls(directory: Path, part: str, *, name: str = "") -> Tls:
+    """The files of a part in a directory: ca.crt, and `<part>.crt` with `<part>.key`.
+
+    Parts are coordinator, verify-worker, draft-worker and client.
+    """
+    cert, key = directory / f"{part}.crt", directory / f"{part}.key"
+    return Tls(ca=str(directory / "ca.crt"), cert=str(cert), key=str(key), name=name)
+
+
 class Commands:
     """The command line of each process; tests put their own in its place."""
 
@@ -109,11 +127,13 @@ class Commands:
         flags += ["--maxmemory", VALKEY_MEMORY, "--maxmemory-policy", "noeviction"]
         return [str(get_binary_path()), *flags]
 
-    def coordinator(self, redis_url: str, port: int) -> list[str]:
-        """`python -m coordinator`."""
+    def coordinator(self, redis_url: str, port: int, *tokens: str) -> list[str]:
+        """`python -m coordinator`, with files of tokens."""
         settings = self._settings
         flags = ["--model", settings.model, "--host", settings.host, "--port", str(port)]
         flags += ["--drain-timeout-s", str(settings.drain_s)]
+        for path in tokens:
+            flags += ["--tokens", path]
         if settings.trust_drafts:
             flags += ["--trust-draft-worker", "all"]
         return self._service("coordinator", redis_url, [*flags, *settings.coordinator_flags])
@@ -144,6 +164,10 @@ class Commands:
     def _service(self, module: str, redis_url: str, flags: list[str]) -> list[str]:
         settings = self._settings
         shared = ["--redis-url", redis_url, "--log-level", settings.log_level]
+        shared += settings.redis_flags
+        if settings.tls_dir is not None:
+            tls = part_tls(settings.tls_dir, module.replace("_", "-"))
+            shared += ["--tls-ca", tls.ca, "--tls-cert", tls.cert, "--tls-key", tls.key]
         if settings.otlp_endpoint:
             shared += ["--otlp-endpoint", settings.otlp_endpoint]
         return [sys.executable, "-m", module, *shared, *flags]

@@ -15,11 +15,13 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
+from outrider.callers import COORDINATOR_NAME
 from outrider.client import AsyncClient
 from outrider.errors import DeadlineError, NotFoundError, UnavailableError
-from outrider.local.commands import Commands, StackSettings
+from outrider.local.commands import Commands, StackSettings, part_tls
 from outrider.local.ports import listens, take_port
 from outrider.local.process import ChildProcess
+from outrider.tokens import Role, append, new_token
 
 COORDINATOR = "coordinator"
 VALKEY = "valkey"
@@ -47,11 +49,18 @@ class LocalStack:
         self._port = 0
         self._redis_url = settings.redis_url
         self._listens = False
+        self._token = ""
 
     @property
     def address(self) -> str:
         """host:port of the coordinator."""
         return f"{self.settings.host}:{self._port}"
+
+    def client(self) -> AsyncClient:
+        """A client that the coordinator knows: with a certificate and a token, as needed."""
+        directory = self.settings.tls_dir
+        tls = None if directory is None else part_tls(directory, "client", name=COORDINATOR_NAME)
+        return AsyncClient(self.address, token=self._token, tls=tls)
 
     @property
     def redis_url(self) -> str:
@@ -96,13 +105,23 @@ class LocalStack:
     async def _start_all(self) -> None:
         if not self._redis_url:
             await self._start_valkey()
-        await self._spawn(COORDINATOR, self._commands.coordinator(self._redis_url, self._port))
+        command = self._commands.coordinator(self._redis_url, self._port, *self._tokens())
+        await self._spawn(COORDINATOR, command)
         for _ in range(self.settings.verify_workers):
             await self._spawn_worker("verify")
         if self.settings.drafter != "none":
             for _ in range(self.settings.draft_workers):
                 await self._spawn_worker("draft")
         await self._until_ready()
+
+    def _tokens(self) -> tuple[str, ...]:
+        """The files of tokens: that of the settings, and one with a token of the stack's own."""
+        if not self.settings.tokens:
+            return ()
+        own = str(self.run_dir / "own.tokens")
+        self._token, holder = new_token("outrider-up", Role.ADMIN)
+        append(own, holder)
+        return self.settings.tokens, own
 
     async def _start_valkey(self) -> None:
         port = take_port("127.0.0.1", 0)
@@ -127,7 +146,7 @@ class LocalStack:
     async def _until_ready(self) -> None:
         """Wait until the coordinator answers and sees every worker that is meant to run."""
         told = ""
-        async with AsyncClient(self.address) as client:
+        async with self.client() as client:
             while missing := await self._missing(client):
                 for name in missing:
                     self._check_alive(name)

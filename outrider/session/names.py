@@ -1,5 +1,8 @@
 """Names of sessions, and of what Redis keeps of them."""
 
+# Written to find out whether Redis takes writes.
+PROBE_KEY = "outrider:probe"
+
 
 def sample_id(session_id: str, index: int) -> str:
     """The session of sample `index` of the request `session_id`: `<id>`, `<id>.1`, `<id>.2`, …"""

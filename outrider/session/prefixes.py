@@ -19,6 +19,7 @@ from outrider.model.blocks import BLOCK_TOKENS
 from outrider.model.prefix import extend_chain
 from outrider.session.redis import Redis, Value
 
+PREFIX_KEYS = "outrider:prefix:*"
 STRIDE_BLOCKS = 4
 DEEPEST_BLOCKS = 256
 # What one worker publishes, the newest of it, and how much of that it says at once.

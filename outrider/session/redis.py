@@ -28,6 +28,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from outrider.errors import ConfigError, RecordsUnavailableError
+from outrider.session.credentials import PasswordFile, with_password_file
+from outrider.session.redis_tls import RedisTls, open_contexts, use_tls
 
 Value: TypeAlias = str | bytes | int
 T = TypeVar("T")
@@ -37,6 +39,7 @@ CONNECT_AGAIN = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions
 WHY_CHARS = 200
 # A comma ends an address where another one begins: passwords may have commas.
 _BETWEEN_ADDRESSES = re.compile(r",\s*(?=(?:redis|rediss|unix)://)")
+_USER_AND_PASSWORD = re.compile(r"//[^/]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,20 +323,29 @@ def _told(error: Exception) -> RecordsUnavailableError:
 
 @asynccontextmanager
 async def connect(
-    url: str, *, timeout_s: float = 2.0, max_connections: int = 32
+    url: str,
+    *,
+    password_file: str = "",
+    tls: RedisTls | None = None,
+    timeout_s: float = 2.0,
+    max_connections: int = 32,
 ) -> AsyncIterator[Redis]:
     """A client of the server at `url`, such as redis://host:6379/0; it connects when used.
 
     `url` may name several servers, separated by commas: a primary and those that may follow it.
+    The password in `password_file`, if one is given, is read again for each connection, and so are
+    the files of `tls` when they have changed.
     Each command has `timeout_s`, connecting and the wait for a free connection included.
 
     Raises:
-        ConfigError: the URL can't be one of Redis.
+        ConfigError: the URL can't be one of Redis, or a file can't be used.
     """
+    contexts = open_contexts(tls)
 
-    def pool_of(one: str) -> redis_asyncio.BlockingConnectionPool:
-        return redis_asyncio.BlockingConnectionPool.from_url(
+    def pool_of(one: str, credentials: PasswordFile | None) -> redis_asyncio.BlockingConnectionPool:
+        pool = redis_asyncio.BlockingConnectionPool.from_url(
             one,
+            credential_provider=credentials,
             max_connections=max_connections,
             timeout=timeout_s,
             # The limit is that of a whole command, see `Redis`; one for each reply costs more.
@@ -342,15 +354,18 @@ async def connect(
             socket_keepalive=True,
             retry=Retry(NoBackoff(), 0),
         )
+        use_tls(pool, contexts)
+        return pool
 
-    urls = _BETWEEN_ADDRESSES.split(url)
     try:
-        for one in urls:
-            pool_of(one)
+        servers = [with_password_file(one, password_file) for one in _BETWEEN_ADDRESSES.split(url)]
+        for server in servers:
+            pool_of(*server)
     except ValueError as error:
-        raise ConfigError(f"--redis-url {url!r} is not a Redis address: {error}") from error
-    in_turn = itertools.cycle(urls)
-    redis = Redis(lambda: redis_asyncio.Redis.from_pool(pool_of(next(in_turn))), timeout_s)
+        shown = _USER_AND_PASSWORD.sub("//***@", url)
+        raise ConfigError(f"--redis-url {shown!r} is not a Redis address: {error}") from error
+    in_turn = itertools.cycle(servers)
+    redis = Redis(lambda: redis_asyncio.Redis.from_pool(pool_of(*next(in_turn))), timeout_s)
     try:
         yield redis
     finally:

@@ -1,8 +1,9 @@
 """The workers that are up, as Redis knows them.
 
 Each worker keeps a hash `outrider:worker:<pool>:<id>` alive by heartbeats; a worker that
-says nothing for `ttl_s` is gone. The set `outrider:workers` names the hashes, so that
-nothing scans the keyspace; a name whose hash has expired is dropped by whoever lists.
+says nothing for `ttl_s` is gone. The set `outrider:workers:<pool>` names the hashes, so that
+nothing scans the keyspace; a name whose hash has expired is dropped by whoever lists. Pools have
+sets of their own, so that draft workers can be kept from writing anything about others.
 
 The field `order` of the hash is the only one that others write: it tells the worker to drain, or to
 serve again. It names the incarnation that it is for, so a worker that starts again serves again.
@@ -10,12 +11,12 @@ serve again. It names the incarnation that it is for, so a worker that starts ag
 
 from dataclasses import dataclass
 from enum import Enum
+from operator import itemgetter
 
 from outrider import logs
 from outrider.session.identity import ModelIdentity
 from outrider.session.redis import Redis, Script
 
-INDEX_KEY = "outrider:workers"
 HEARTBEATS_PER_TTL = 3
 DRAIN, SERVE = "drain", "serve"
 
@@ -37,17 +38,6 @@ if not incarnation then
 end
 redis.call('HSET', KEYS[1], 'order', ARGV[1] .. ' ' .. incarnation)
 return 1
-"""
-)
-# A worker that has started again under the same id is not withdrawn by its predecessor.
-WITHDRAW = Script(
-    """
-if redis.call('HGET', KEYS[2], 'incarnation') == ARGV[1] then
-  redis.call('DEL', KEYS[2])
-  redis.call('SREM', KEYS[1], KEYS[2])
-  return 1
-end
-return 0
 """
 )
 
@@ -108,13 +98,13 @@ class Registry:
 
         Returns what the worker has been told: to drain (True), to serve (False), or nothing.
         """
-        key = _key(record.pool, record.worker_id)
+        key = worker_key(record.pool, record.worker_id)
         fields = [word for pair in _to_hash(record).items() for word in pair]
         *_, order = await self._redis.transaction(
             [
                 ("HSET", key, *fields),
                 ("PEXPIRE", key, int(self.ttl_s * 1000)),
-                ("SADD", INDEX_KEY, key),
+                ("SADD", index_key(record.pool), key),
                 ("HGET", key, "order"),
             ]
         )
@@ -124,33 +114,54 @@ class Registry:
     async def order(self, pool: Pool, worker_id: str, *, draining: bool) -> bool:
         """Tell a worker to drain or to serve; False when there is no such worker."""
         word = DRAIN if draining else SERVE
-        return bool(await self._redis.run(ORDER, [_key(pool, worker_id)], [word]))
+        return bool(await self._redis.run(ORDER, [worker_key(pool, worker_id)], [word]))
 
     async def withdraw(self, record: WorkerRecord) -> None:
-        """Remove the record, unless a later incarnation of the worker has written its own."""
-        key = _key(record.pool, record.worker_id)
-        await self._redis.run(WITHDRAW, [INDEX_KEY, key], [record.incarnation])
+        """Remove the record, unless a later incarnation of the worker has written its own.
+
+        Workers may run no scripts. A successor that writes between the two steps is gone until it
+        announces itself again, a heartbeat later.
+        """
+        key = worker_key(record.pool, record.worker_id)
+        incarnation = await self._redis.command("HGET", key, "incarnation")
+        if incarnation == record.incarnation.encode():
+            commands = [("DEL", key), ("SREM", index_key(record.pool), key)]
+            await self._redis.transaction(commands)
 
     async def list_workers(self) -> list[WorkerRecord]:
         """Every worker that is up, by pool and id."""
-        log = logs.get(__name__)
-        names = sorted(name.decode() for name in await self._redis.command("SMEMBERS", INDEX_KEY))
-        replies = await self._redis.batch([("HGETALL", name) for name in names])
+        indexes = await self._redis.batch([("SMEMBERS", index_key(pool)) for pool in Pool])
+        named = (
+            (word.decode("utf-8", "replace"), pool)
+            for pool, index in zip(Pool, indexes, strict=True)
+            for word in index
+        )
+        # A draft worker can write what it likes into its set.
+        ours = ((name, pool) for name, pool in named if name.startswith(worker_key(pool, "")))
+        names = sorted(ours, key=itemgetter(0))
+        replies = await self._redis.batch([("HGETALL", name) for name, _ in names])
         records = []
-        for name, reply in zip(names, replies, strict=True):
-            fields = _pairs(reply)
-            if not fields:
-                await self._redis.run(PRUNE, [INDEX_KEY, name])
+        for (name, pool), reply in zip(names, replies, strict=True):
+            if not reply:
+                await self._redis.run(PRUNE, [index_key(pool), name])
                 continue
             try:
-                records.append(_from_hash(name, fields))
+                records.append(_from_hash(name, _pairs(reply)))
             except (KeyError, ValueError) as error:
                 # One worker of another version must not hide the rest.
-                log.warning("can't read a worker's record", key=name, error=repr(error))
+                logs.get(__name__).warning(
+                    "can't read a worker's record", key=name, error=repr(error)
+                )
         return records
 
 
-def _key(pool: Pool, worker_id: str) -> str:
+def index_key(pool: Pool) -> str:
+    """The set that names the workers of a pool."""
+    return f"outrider:workers:{pool.value}"
+
+
+def worker_key(pool: Pool, worker_id: str) -> str:
+    """The hash of a worker."""
     return f"outrider:worker:{pool.value}:{worker_id}"
 
 

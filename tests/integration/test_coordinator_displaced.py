@@ -1,9 +1,10 @@
 """Sessions whose place is doubtful: another owner has it, or nobody reads what is said."""
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -55,9 +56,15 @@ async def unread(stack: Stack, worker: FakeVerifyWorker) -> tuple[Any, m.StartSe
     call = stack.client.Generate(pb.GenerateRequest(session_id="s", text="ab", logprobs=wanted))
     await call.read()
     start = await worker.started("s")
+    running = stack.coordinator._sessions.running["s"]
     large = m.TokenLogprobs(-1.0, ((1, -1.0),) * 40_000)
-    for said in range(12):
-        worker.say(worker.progress(start, "x", base_len=2 + said, logprobs=[large]))
+    said: list[m.Progress] = []
+    with suppress(TimeoutError):
+        while True:
+            said.append(worker.progress(start, "x", base_len=2 + len(said), logprobs=[large]))
+            worker.say(said[-1])
+            async with asyncio.timeout(0.5):
+                await until(lambda: len(running.journal.token_ids) == 2 + len(said), "it is taken")
     return call, start
 
 
@@ -104,7 +111,7 @@ async def test_it_goes_on_once_redis_has_said_that_it_is_its_own(stack: Stack) -
 
 
 async def test_a_stream_that_nobody_reads_gives_up_its_place(stack: Stack) -> None:
-    await stack.start_coordinator(max_sessions=1, unread_s=1.0)
+    await stack.start_coordinator(max_sessions=1, unread_s=3.0)
     worker = await stack.add_verify()
     call, _ = await unread(stack, worker)
     waiting = stack.request(pb.GenerateRequest(session_id="t", text="ab"))

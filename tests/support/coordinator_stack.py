@@ -195,8 +195,7 @@ class Stack:
         made = Settings(
             model="",
             redis_url="",
-            port=0,
-            **{"worker_id": "c1", "place_wait_s": 20.0, **settings},
+            **{"port": 0, "worker_id": "c1", "place_wait_s": 20.0, **settings},
         )
         coordinator = Coordinator(made, model or MODEL, self.redis)
         port = await coordinator.start()

@@ -16,6 +16,7 @@ def test_public_names() -> None:
         "Completion",
         "OutriderError",
         "Piece",
+        "Tls",
         "__version__",
     ]
     assert all(hasattr(outrider, name) for name in outrider.__all__)

@@ -18,6 +18,7 @@ from outrider.cli import up as up_module
 from outrider.errors import UnavailableError
 from outrider.local import stack as stack_module
 from outrider.local.commands import StackSettings
+from tests.support.certificates import Authority, write_all
 from tests.support.draft_networks import save_draft_network
 from tests.support.fake_stack import FakeCommands
 from tests.support.models import save_model
@@ -109,6 +110,22 @@ def test_a_redis_that_answers_is_used(model: Path, monkeypatch: pytest.MonkeyPat
         assert [settings.redis_url for settings in started] == [valkey.connection_url]
 
 
+def test_certificates_and_tokens_are_looked_at_before_anything_starts(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = use_stand_ins(monkeypatch, tmp_path, {})
+    directory = write_all(tmp_path, Authority())
+    (directory / "tokens").write_text("rubbish\n")
+    tokens = up("--model", str(model), "--tls", str(directory), "--tokens", f"{directory}/tokens")
+    assert tokens.exit_code == 1
+    assert "line 1" in tokens.stderr
+    (directory / "draft-worker.key").unlink()
+    certificates = up("--model", str(model), "--tls", str(directory))
+    assert certificates.exit_code == 1
+    assert "draft-worker.key" in certificates.stderr
+    assert made == []
+
+
 def test_flags_that_do_not_fit_are_wrong_usage() -> None:
     assert up("--model", "x", "--drafter", "model").exit_code == 2
     assert up("--model", "x", "--drafter", "hybrid").exit_code == 2
@@ -181,6 +198,7 @@ from pathlib import Path
 from outrider.cli import main
 from outrider.local import stack
 from tests.support.draft_networks import save_draft_network
+from tests.support.certificates import Authority, write_all
 from tests.support.fake_stack import FakeCommands
 
 stack.Commands = lambda settings: FakeCommands(settings, Path(sys.argv[1]))

@@ -151,3 +151,28 @@ def test_a_drafter_that_was_trained_for_its_target_leaves_it_the_cores(
     assert settings.model_threads == 12
     assert replace(settings, threads=3).model_threads == 3
     assert replace(settings, draft_model=str(tmp_path / "target")).model_threads == 6
+
+
+def test_tls_tokens_and_how_redis_is_reached_go_to_every_service(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--redis-url"):
+        StackSettings(model="m", redis_flags=("--redis-ca", "ca"))
+    settings = StackSettings(
+        model="m", redis_url="rediss://r", redis_flags=("--redis-ca", "ca"), tls_dir=tmp_path
+    )
+    commands = Commands(settings)
+    made = {
+        "coordinator": commands.coordinator("rediss://r", 1),
+        "verify-worker": commands.verify_worker("rediss://r", "v"),
+        "draft-worker": commands.draft_worker("rediss://r", "d"),
+    }
+    for part, command in made.items():
+        found = flags(command)
+        assert found["--redis-ca"] == "ca"
+        assert found["--tls-ca"] == str(tmp_path / "ca.crt")
+        assert found["--tls-cert"] == str(tmp_path / f"{part}.crt")
+        assert found["--tls-key"] == str(tmp_path / f"{part}.key")
+    with_tokens = commands.coordinator("rediss://r", 1, "one", "two")
+    assert [word for at, word in enumerate(with_tokens) if with_tokens[at - 1] == "--tokens"] == [
+        "one",
+        "two",
+    ]

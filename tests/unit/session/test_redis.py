@@ -105,7 +105,11 @@ async def test_read_only_replica_is_left(redis: Redis, server: ValkeyServer) -> 
     assert await redis.command("CLIENT", "ID") != before
 
 
-async def test_bad_url_is_refused() -> None:
+async def test_bad_url_is_refused_without_its_password() -> None:
     with pytest.raises(ConfigError, match="http://nowhere"):
         async with connect("http://nowhere"):
             raise AssertionError("unreachable")
+    with pytest.raises(ConfigError, match=r"http://\*\*\*@nowhere") as caught:
+        async with connect("http://me:secret@nowhere"):
+            raise AssertionError("unreachable")
+    assert "secret" not in caught.value.message

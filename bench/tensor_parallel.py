@@ -222,23 +222,30 @@ def _logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
 
 
 def loaded_bytes(path: str, rank: int, size: int) -> tuple[int, int, int]:
-    """What a rank read and kept at most, and what its process holds more than before: bytes."""
+    """What a rank read and kept at most, and by how much its process grew: bytes.
+
+    Weights that need no copy stay mapped from the file, and count once they are looked at.
+    """
     limits = Limits()
-    before = _anonymous_bytes()
+    before = _resident_bytes("VmRSS")
     group = RankGroup(rank, size, None, None, torch.device("cpu"), limits)
     shard = load_shard(path, group)
-    return shard.read_bytes, shard.peak_bytes, _anonymous_bytes() - before
+    for parameter in shard.model.module.parameters():
+        parameter.sum()
+    return shard.read_bytes, shard.peak_bytes, _resident_bytes("VmHWM") - before
 
 
-def _anonymous_bytes() -> int:
-    """Memory of this process that is no file's (Linux)."""
+def _resident_bytes(name: str) -> int:
+    """Memory of this process now, `VmRSS`, or at most so far, `VmHWM` (Linux)."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def memory_report(path: str) -> Report:
     """What every rank takes while it loads, each in a process of its own."""
-    report = Report("Loading", ["ranks", "rank", "read", "weights at most", "process grew by"])
+    report = Report(
+        "Loading", ["ranks", "rank", "read", "weights at most", "process grew at most by"]
+    )
     whole = 0
     for size in (1, 2, 4) if path.endswith(TINY) else (1, 3):
         for rank in range(size):

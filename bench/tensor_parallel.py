@@ -96,7 +96,6 @@ class Spent:
             send(message)
 
         untyped: Any = group
-        # All waiting, that of messages included, which is taken off again.
         untyped._wait = self.timed("waits", untyped._wait)
         untyped.send = kept
 
@@ -187,14 +186,12 @@ class Sides:
         for message in sent:
             messages.decode(message)
         decoded = time.perf_counter() - began
-        # `send` waits within the group like everything else.
-        collectives = max(spent["waits"] - spent["send"], 0.0)
         return {
             "control": spent["encode"] + spent["send"] + decoded,
             "encode": spent["encode"],
             "send": spent["send"],
             "decode": decoded,
-            "collectives": collectives,
+            "collectives": spent["waits"],
             "bytes": float(sum(map(len, sent))),
         }
 

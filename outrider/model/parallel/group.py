@@ -1,6 +1,7 @@
 """The connection of the ranks of one model: the only place that calls torch.distributed.
 
-Messages go over gloo; tensors over NCCL on CUDA devices, over gloo otherwise. A rank that is
+Messages go over plain connections (`wires`), reports over gloo; tensors over NCCL on CUDA devices,
+over gloo otherwise. A rank that is
 killed closes its connections, and whatever waits for it fails at once; one that stands still
 makes it fail after a time limit. Ranks that lost one another can't know who is how far, so a
 group that failed once stays failed.
@@ -11,18 +12,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import distributed
 
 from outrider.errors import RankLostError
+from outrider.model.parallel.wires import Wires
 
+T = TypeVar("T")
 # Much of it has no type hints, or is only there where torch was built with it.
 _DISTRIBUTED: Any = distributed
 
-# A message up to this size, its length included, is one broadcast.
-MESSAGE_BYTES = 16384
 # What a rank can tell rank 0 of itself.
 REPORT_BYTES = 4096
 _LENGTH_BYTES = 8
@@ -50,18 +51,25 @@ class RankGroup:
     """
 
     def __init__(
-        self, rank: int, size: int, control: Any, data: Any, device: torch.device, limits: Limits
+        self,
+        rank: int,
+        size: int,
+        control: Any,
+        data: Any,
+        device: torch.device,
+        limits: Limits,
+        wires: Wires | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.device = device
         self._control = control
         self._data = data
+        self._wires = wires
         self._failed = ""
         self._start = timedelta(seconds=limits.start_s)
         self._step = timedelta(seconds=limits.step_s)
         self._idle = timedelta(seconds=limits.idle_s)
-        self._buffer = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
 
     @classmethod
     def join(
@@ -88,12 +96,13 @@ class RankGroup:
             if device.type == "cuda":
                 torch.cuda.set_device(device)
                 data = _nccl(_DISTRIBUTED.PrefixStore("data", store), rank, size, limits)
-        except RuntimeError as error:
+            wires = Wires.meet(store, rank, size, address, limits.start_s)
+        except (RuntimeError, OSError) as error:
             raise RankLostError(
                 f"rank {rank} of {size} did not meet all others within {limits.start_s:g} s: "
                 f"{_first_line(error)}"
             ) from error
-        return cls(rank, size, control, data, device, limits)
+        return cls(rank, size, control, data, device, limits, wires)
 
     @property
     def failed(self) -> str:
@@ -111,6 +120,8 @@ class RankGroup:
             with suppress(RuntimeError):
                 self._data.abort()
         self._control = self._data = None
+        if self._wires is not None:
+            self._wires.close()
 
     # --- tensors ----------------------------------------------------------------------------
 
@@ -152,27 +163,13 @@ class RankGroup:
 
     def send(self, message: bytes) -> None:
         """From rank 0 to all others; returns when it is on its way."""
-        total = len(message) + _LENGTH_BYTES
-        framed = torch.frombuffer(
-            bytearray(len(message).to_bytes(_LENGTH_BYTES, "little") + message), dtype=torch.uint8
-        )
-        first = min(total, MESSAGE_BYTES)
-        self._buffer[:first] = framed[:first]
-        self._broadcast(self._buffer, self._step)
-        if total > MESSAGE_BYTES:
-            self._broadcast(framed[MESSAGE_BYTES:].clone(), self._step)
+        limit_s = self._step.total_seconds()
+        self._guard(lambda: self._connected.send(message, limit_s))
 
     def receive(self, *, starting: bool = False) -> bytes:
         """The next message of rank 0, for which it has longer while `starting`."""
-        self._broadcast(self._buffer, self._start if starting else self._idle)
-        read = self._buffer.numpy().tobytes()
-        size = int.from_bytes(read[:_LENGTH_BYTES], "little")
-        missing = size + _LENGTH_BYTES - MESSAGE_BYTES
-        if missing > 0:
-            rest = torch.empty(missing, dtype=torch.uint8)
-            self._broadcast(rest, self._step)
-            read += rest.numpy().tobytes()
-        return read[_LENGTH_BYTES : _LENGTH_BYTES + size]
+        limit_s = (self._start if starting else self._idle).total_seconds()
+        return self._guard(lambda: self._connected.receive(limit_s))
 
     def collect(self, report: bytes) -> list[bytes] | None:
         """Every rank's report on rank 0, in the order of ranks; for when ranks start.
@@ -198,17 +195,21 @@ class RankGroup:
         here = torch.ones(1)
         self._wait(lambda: self._control.allreduce([here], options))
 
-    def _broadcast(self, buffer: torch.Tensor, limit: timedelta) -> None:
-        options = _DISTRIBUTED.BroadcastOptions()
-        options.rootRank, options.timeout = 0, limit
-        self._wait(lambda: self._control.broadcast([buffer], options))
+    @property
+    def _connected(self) -> Wires:
+        assert self._wires is not None, "this rank has joined"
+        return self._wires
 
     def _wait(self, start: Callable[[], Any]) -> None:
+        self._guard(lambda: start().wait())
+
+    def _guard(self, call: Callable[[], T]) -> T:
+        """What it gives; whatever goes wrong in it is the end of this group."""
         if self._failed:
             raise RankLostError(f"the ranks of this model are out of step: {self._failed}")
         try:
-            start().wait()
-        except RuntimeError as error:
+            return call()
+        except (RuntimeError, OSError) as error:
             self.fail(_first_line(error))
             raise RankLostError(
                 f"rank {self.rank} of {self.size} lost another one: {self._failed}"

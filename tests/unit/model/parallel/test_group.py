@@ -1,5 +1,6 @@
 """The connection of ranks; the two ranks are two threads of this process."""
 
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,8 @@ import torch
 from torch.distributed import FileStore
 
 from outrider.errors import RankLostError
-from outrider.model.parallel.group import MESSAGE_BYTES, Limits, RankGroup, open_store
+from outrider.model.parallel.group import Limits, RankGroup, open_store
+from outrider.model.parallel.wires import Wires
 
 _Result = TypeVar("_Result")
 _SIZE = 3
@@ -60,9 +62,7 @@ def test_only_rank_0_gets_what_is_gathered(groups: list[RankGroup]) -> None:
     assert others == [None, None]
 
 
-@pytest.mark.parametrize(
-    "size", [0, 1, MESSAGE_BYTES - 9, MESSAGE_BYTES - 8, MESSAGE_BYTES - 7, 3 * MESSAGE_BYTES]
-)
+@pytest.mark.parametrize("size", [0, 1, 1000, 3_000_000])
 def test_messages_of_any_size(groups: list[RankGroup], size: int) -> None:
     message = bytes(i % 251 for i in range(size))
 
@@ -73,6 +73,30 @@ def test_messages_of_any_size(groups: list[RankGroup], size: int) -> None:
         return message
 
     assert everywhere(groups, exchange) == [message] * _SIZE
+
+
+def test_reports_come_to_rank_0(groups: list[RankGroup]) -> None:
+    found = everywhere(groups, lambda group: group.collect(b"r" * 1000 * group.rank))
+    assert found == [[b"", b"r" * 1000, b"r" * 2000], None, None]
+    with pytest.raises(ValueError, match="5000 bytes"):
+        groups[0].collect(b"r" * 5000)
+
+
+def test_who_does_not_know_the_secret_is_no_rank(tmp_path: Path) -> None:
+    store = FileStore(str(tmp_path / "store"), 2)
+
+    def stranger_then_rank() -> Wires:
+        host, port, _ = store.get("messages").decode().rsplit(" ", 2)
+        with socket.create_connection((host, int(port))) as stranger:
+            stranger.sendall(b"x" * 16)
+            assert stranger.recv(1) == b""
+        return Wires.meet(store, 1, 2, "127.0.0.1", 30.0)
+
+    with ThreadPoolExecutor(2) as threads:
+        leading = threads.submit(Wires.meet, store, 0, 2, "127.0.0.1", 30.0)
+        own = threads.submit(stranger_then_rank).result()
+        leading.result().send(b"hello", 30.0)
+    assert own.receive(30.0) == b"hello"
 
 
 def test_meeting(groups: list[RankGroup]) -> None:

@@ -20,6 +20,7 @@ from outrider.drafting.base import Drafter
 from outrider.errors import ConfigError
 from outrider.figures import SpeculationFigures
 from outrider.local.commands import StackSettings
+from outrider.messages import Price
 from outrider.model.embedded import EMBEDDED_MODEL
 from outrider.model.loading import load_model
 from outrider.model.tokenizers import Tokenizer, load_tokenizer, producible_ids
@@ -27,6 +28,8 @@ from outrider.model.tokenizers import Tokenizer, load_tokenizer, producible_ids
 # What a drafter must reach over all prompts, and what a token of it may cost, in steps.
 LEAST_LENGTH, MOST_COST = 2.0, 0.06
 ALL = "all"
+# The price of a second, over that of a token, where a token more takes a step a millisecond longer.
+_SECOND = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,12 @@ class Settings:
     )
     new_tokens: int = setting(128, at_least=2, help="Most tokens of an answer.")
     draft_len: int = setting(4, at_least=1, help="Draft length k of each round.")
+    price: float = setting(
+        0.0,
+        at_least=0,
+        help="Committed tokens that one in a draft costs, for drafters that make trees of what is "
+        "worth it; 0 asks for chains of k tokens.",
+    )
     rounds: int = setting(30, at_least=0, help="Proposals to time; 0 times none.")
     threads: int = setting(
         0, at_least=0, help="Threads of target and drafter while timed; 0: those of a local stack."
@@ -77,7 +86,8 @@ def run(settings: Settings) -> None:
     accepted: dict[str, list[SpeculationFigures]] = {}
     for name, drafter in drafters.items():
         progress(f"{name}: {len(said)} answers")
-        accepted[name] = replay(drafter, said, settings.draft_len)
+        price = Price(settings.price, settings.price * _SECOND)
+        accepted[name] = replay(drafter, said, settings.draft_len, price)
     categories = [answer.category for answer in said]
     report = acceptance_report(accepted, categories, settings.draft_len)
     positions = position_report(accepted, settings.draft_len)

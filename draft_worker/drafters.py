@@ -1,21 +1,26 @@
 """The drafter that the settings ask for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from draft_worker import config
 from draft_worker.config import Settings
-from outrider.drafting.base import Drafter
+from outrider.drafting.base import Drafter, DraftRequest
 from outrider.drafting.hybrid import HybridDrafter
 from outrider.drafting.ngram import NgramDrafter
 from outrider.drafting.suffix import SuffixDrafter
 from outrider.errors import ConfigError
 from outrider.memory import format_bytes, parse_bytes
+from outrider.messages import SamplingParams
+
+# Proposals that are made before the first session comes, and the tokens before and in them.
+_WARM_UPS, _WARM_UP_TOKENS = 3, 4
 
 if TYPE_CHECKING:
     from outrider.drafting.draft_model import DraftModel
+    from outrider.drafting.model import ModelDrafter
     from outrider.model.loading import LoadedModel
 
 
@@ -51,8 +56,7 @@ def build(settings: Settings) -> ChosenDrafter:
         case config.EARLY_EXIT:
             return _early_exit(settings)
         case config.HYBRID:
-            chosen = _draft_model(settings)
-            return replace(chosen, drafter=HybridDrafter(_suffix(settings), chosen.drafter))
+            return _draft_model(settings, partial(HybridDrafter, _suffix(settings)))
         case _:
             return _draft_model(settings)
 
@@ -66,9 +70,13 @@ def _suffix(settings: Settings) -> SuffixDrafter:
 # What follows imports in functions: a draft worker without a model starts without torch.
 
 
-def _draft_model(settings: Settings) -> ChosenDrafter:
+def _draft_model(
+    settings: Settings, around: "Callable[[ModelDrafter], Drafter] | None" = None
+) -> ChosenDrafter:
+    """A drafter with the draft model, `around` which another one may be."""
     from outrider.drafting.draft_model import PlainDraftModel
     from outrider.drafting.trained import TrainedDraftModel
+    from outrider.model.compiled.draft_chains import DraftChains
     from outrider.model.draft_config import check_target, read_draft_config
     from outrider.model.draft_network import load_draft_network
     from outrider.model.loading import load_model
@@ -82,17 +90,20 @@ def _draft_model(settings: Settings) -> ChosenDrafter:
     pair = check_models(settings.target, settings.draft_model) if settings.target else None
     tokenizer = pair.drafter if pair else load_tokenizer(settings.draft_model)
     make: Callable[..., DraftModel]
-    if trained is not None:
-        network = load_draft_network(settings.draft_model, settings.target)
-        model, make = network.model, partial(TrainedDraftModel, network)
-    else:
-        model = load_model(settings.draft_model)
-        make = partial(PlainDraftModel, model)
+    network = load_draft_network(settings.draft_model, settings.target) if trained else None
+    model = network.model if network else load_model(settings.draft_model)
     own = producible_ids(tokenizer, model.vocab_size)
     token_count = min(own, pair.producible) if pair else own
+    if network:
+        # Before the weights are laid out anew.
+        chains = DraftChains.of(network, token_count)
+        make = partial(TrainedDraftModel, network, chains=chains)
+    else:
+        make = partial(PlainDraftModel, model)
     # A tokenizer that differs only in ids that never come out counts as the target's own.
     fingerprint = (pair.target if pair else tokenizer).fingerprint
-    return _running(settings, model, partial(make, token_count=token_count), fingerprint)
+    make = partial(make, token_count=token_count)
+    return _running(settings, model, make, fingerprint, around)
 
 
 def _early_exit(settings: Settings) -> ChosenDrafter:
@@ -115,6 +126,7 @@ def _running(
     model: "LoadedModel",
     make: "Callable[..., DraftModel]",
     tokenizer_fingerprint: str,
+    around: "Callable[[ModelDrafter], Drafter] | None" = None,
 ) -> ChosenDrafter:
     """A drafter around a model, which `make` gives its `total_blocks` and `numerics`."""
     import torch
@@ -132,11 +144,22 @@ def _running(
             f"--kv-memory {settings.kv_memory} holds no block of "
             f"{format_bytes(block_bytes(model))} of {model.name}; give it more"
         )
-    drafter = ModelDrafter(
+    model_drafter = ModelDrafter(
         make(total_blocks=total_blocks, numerics=choose_numerics(FAST, model)),
         prefill_chunk=settings.prefill_chunk,
         tree_width=settings.tree_width,
     )
     if model.module.device.type == "cpu":
         gumbel_max.prepare()
+    drafter = around(model_drafter) if around else model_drafter
+    _warm_up(drafter)
     return ChosenDrafter(drafter, model.fingerprint, tokenizer_fingerprint, model.context_len)
+
+
+def _warm_up(drafter: Drafter) -> None:
+    """Draft a little, so that the first session does not wait for what is done only once."""
+    name = "warm-up"
+    drafter.open(name, range(_WARM_UP_TOKENS), SamplingParams())
+    for _ in range(_WARM_UPS):
+        drafter.propose([DraftRequest(name, _WARM_UP_TOKENS)])
+    drafter.close(name)

@@ -24,6 +24,7 @@ from outrider.errors import (
     UnknownSessionError,
 )
 from outrider.messages import (
+    FREE,
     CloseDraft,
     CommitDraft,
     Draft,
@@ -31,6 +32,7 @@ from outrider.messages import (
     DraftEvent,
     DraftFailed,
     OpenDraft,
+    Price,
     Proposal,
     Timings,
 )
@@ -58,6 +60,7 @@ class _Want:
 
     draft_len: int
     since: float
+    price: Price = FREE
     # Seconds that the drafter has worked for it in passes that did not finish it.
     worked_s: float = 0.0
 
@@ -193,8 +196,8 @@ class Scheduler:
             self._figures.superseded += 1
         if command.draft_len:
             # An older want keeps its place in the order.
-            want = _Want(min(command.draft_len, MAX_DRAFT_LEN), time.monotonic())
-            self._wants[key] = want
+            draft_len = min(command.draft_len, MAX_DRAFT_LEN)
+            self._wants[key] = _Want(draft_len, time.monotonic(), command.price)
         else:
             self._wants.pop(key, None)
 
@@ -247,7 +250,10 @@ class Scheduler:
     # --- proposals ----------------------------------------------------------------------
 
     def _propose(self, wants: dict[Key, _Want]) -> list[Draft | None]:
-        requests = [DraftRequest(_drafter_id(key), want.draft_len) for key, want in wants.items()]
+        requests = [
+            DraftRequest(_drafter_id(key), want.draft_len, want.price)
+            for key, want in wants.items()
+        ]
         return self._drafter.propose(requests)
 
     def _answer_alone(self, wants: dict[Key, _Want]) -> list[Addressed]:

@@ -6,7 +6,7 @@ epoch     raised at each placement or change of owner; a lower epoch is refused.
 base_len  committed tokens, prompt included, before the message applies.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
@@ -128,16 +128,23 @@ class Draft:
     """What a drafter proposes for one session.
 
     `parents[i]` is the index of the parent of token i, below i; -1 is the last committed
-    token. Empty `parents` means a chain. `q` is empty unless the rule needs it.
+    token. Empty `parents` means a chain. `q` is empty unless the rule needs it. `priced`: what
+    it was charged decided which tokens are in it (see `Price`).
     """
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     q: tuple[SparseDistribution, ...] = ()
+    priced: bool = False
 
     def cut(self, tokens: int) -> "Draft":
         """The first tokens of the draft."""
-        return Draft(self.token_ids[:tokens], self.parents[:tokens], self.q[:tokens])
+        return replace(
+            self,
+            token_ids=self.token_ids[:tokens],
+            parents=self.parents[:tokens],
+            q=self.q[:tokens],
+        )
 
     @property
     def is_chain(self) -> bool:
@@ -309,6 +316,21 @@ class OpenDraft(SessionMessage):
     corpus: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a draft is charged, in committed tokens: for each token in it, for a second of work.
+
+    A drafter that knows how likely its tokens are makes a tree of those that are worth it;
+    without a price it drafts as far as it was asked to.
+    """
+
+    row: float = 0.0
+    second: float = 0.0
+
+
+FREE = Price()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitDraft(SessionMessage):
     """The target committed `token_ids` after `base_len`; propose `draft_len` tokens after them.
@@ -322,6 +344,7 @@ class CommitDraft(SessionMessage):
     token_ids: tuple[int, ...]
     draft_len: int
     features: tuple[tuple[int, Tensor], ...] | None = ()
+    price: Price = FREE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,9 @@ from outrider.messages import Draft, Proposal
 from verify_worker import draft_length, policy
 from verify_worker.waiting import Latency, best_wait_s
 
+# Tokens per second over plain steps, if proposals came at once, for which one is waited for to see
+# whether they do.
+WORTH_A_LOOK = 1.3
 # What one more proposal says about what a token costs its drafter.
 TOKEN_SHARE = 1 / 8
 
@@ -25,6 +28,9 @@ class DraftWorker:
     record: draft_length.Record = field(default_factory=draft_length.Record)
     token_s: float = 0.0
     reads_hidden: bool = False
+    # Whether the next one that is asked for without hope is waited for.
+    look_waits: bool = True
+    heeds_price: bool = False
     _costs: int = 0
     # The draft length that suits its sessions on the whole, in the batch that it was found for.
     _usual_len: int = 0
@@ -36,18 +42,30 @@ class DraftWorker:
         stakes: policy.Stakes,
         draft_lens: tuple[int, int],
         others: Sequence[int],
+        heeds_price: bool | None = None,
     ) -> draft_length.Choice:
         """How far a session drafts whose drafts came to `own`.
 
-        `draft_lens` are the fewest and the most tokens.
+        `draft_lens` are the fewest and the most tokens. One whose drafter heeds prices, as far as
+        is known, asks for the most, if it asks at all: how many are worth it is seen there.
         """
         least, most = draft_lens
+        heeds = self.heeds_price if heeds_price is None else heeds_price
         wait = draft_length.Wait(self.latency.usual_s(self.token_s), self.token_s)
         if others and self.token_s:
             usual_len = self._find_usual_len(stakes, wait, most)
             wait = replace(wait, others=len(others), usual_len=usual_len)
         expected = draft_length.outlook(own, self.record, most)
+        if heeds and not least:
+            whole = draft_length.choose(expected, stakes.steps_s, wait, most)
+            return whole if whole.pays else draft_length.choose((), stakes.steps_s, wait)
         return draft_length.choose(expected, stakes.steps_s, wait, least)
+
+    def would_pay(self, own: draft_length.Record, stakes: policy.Stakes, most: int) -> bool:
+        """Whether a session would gain much by drafting if proposals came at once."""
+        expected = draft_length.outlook(own, self.record, most)
+        choice = draft_length.choose(expected, stakes.steps_s, lambda _: 0.0)
+        return choice.rate * choice.plain_s > WORTH_A_LOOK
 
     def _find_usual_len(self, stakes: policy.Stakes, wait: draft_length.Wait, most: int) -> int:
         """How far a session drafts that is like the sessions here on the whole."""

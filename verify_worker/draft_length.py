@@ -16,6 +16,8 @@ drafted as it does: whoever drafts at that price can slow the others by no more 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from outrider.messages import Price
+
 # What is expected of a token of which nothing is known, and of there being one at all.
 FIRST_CHANCE = 0.6
 FIRST_PRESENT = 0.9
@@ -30,6 +32,10 @@ SESSION_HALF_LIFE_TOKENS = 20.0
 DRAFTER_HALF_LIFE_DRAFTS = 256.0
 # Chances stay off 0 and 1, which no count can prove.
 _LEAST, _MOST = 0.001, 0.999
+# Rows of a usual draft, over which a further one is priced.
+_FEW_ROWS = 8
+# What a row costs at least, in tokens: it is never free.
+_LEAST_PRICE = 0.01
 # Further positions that add less than this to the tokens of a round are not looked at.
 _NEGLIGIBLE = 0.01
 
@@ -162,18 +168,37 @@ def _odds(chance: float) -> float:
 class Choice:
     """A draft length with what is expected of it: tokens of the round, seconds of its step.
 
-    `plain_s` is what a plain step takes; with `draft_len` 0 it is what the round takes.
+    `plain_s` is what a plain step takes; with `draft_len` 0 it is what the round takes. `wait_s`
+    comes before the step, `rate` are tokens per second of both, and `row_s` is what a row more
+    adds to the step.
     """
 
     draft_len: int
     tokens: float
     step_s: float
     plain_s: float
+    wait_s: float = field(default=0.0, compare=False)
+    rate: float = field(default=0.0, compare=False)
+    row_s: float = field(default=0.0, compare=False)
 
     @property
     def gain_s(self) -> float:
         """What the draft saves when it comes: plain steps, less what rows add to the step."""
         return (self.tokens - 1) * self.plain_s - (self.step_s - self.plain_s)
+
+    @property
+    def pays(self) -> bool:
+        """Whether it gives more tokens per second than plain steps."""
+        return self.rate * self.plain_s > 1
+
+    def pays_for(self, sessions: float) -> bool:
+        """Whether it still does when so many sessions wait for this one's draft."""
+        return self.tokens * self.plain_s > sessions * self.wait_s + self.step_s
+
+    @property
+    def price(self) -> Price:
+        """What a draft is charged for what it takes: the tokens that would come meanwhile."""
+        return Price(max(self.row_s * self.rate, _LEAST_PRICE), self.rate)
 
     @property
     def limit_s(self) -> float:
@@ -216,10 +241,14 @@ def choose(
     `wait_s(k)` is how long a proposal of k tokens takes until its step. With `least` 0 a plain
     step, which waits for nothing, is among the choices.
     """
-    plain_s = step_s = steps_s[0]
-    tokens, reached, there = 1.0, 1.0, 1.0
-    best, best_rate = Choice(0, 1.0, plain_s, plain_s), 0.0 if least else 1 / plain_s
+    plain_s = steps_s[0]
+    tokens, reached, there, step_s = 1.0, 1.0, 1.0, plain_s
     last = len(steps_s) - 1
+    row_s = _row_s(steps_s)
+    best_rate = 1 / plain_s
+    best = Choice(0, 1.0, plain_s, plain_s, 0.0, best_rate, row_s)
+    if least:
+        best_rate = 0.0
     for index, position in enumerate(expected[:last]):
         there *= position.present
         reached *= position.accepted
@@ -227,11 +256,27 @@ def choose(
         if index >= least and added < _NEGLIGIBLE:
             break
         tokens += added
-        step_s += there * position.width * (steps_s[index + 1] - steps_s[index])
-        length = index + 1
+        length, width = index + 1, position.width
+        more_s = _step_s(steps_s, length * width, row_s) - _step_s(steps_s, index * width, row_s)
+        step_s += there * more_s
         if length < least:
             continue
-        rate = tokens / (wait_s(length) + step_s)
+        waited_s = wait_s(length)
+        rate = tokens / (waited_s + step_s)
         if rate > best_rate:
-            best, best_rate = Choice(length, tokens, step_s, plain_s), rate
+            best, best_rate = Choice(length, tokens, step_s, plain_s, waited_s, rate, row_s), rate
     return best
+
+
+def _row_s(steps_s: Sequence[float]) -> float:
+    """What a further row adds to a step that has a few."""
+    most = min(len(steps_s) - 1, _FEW_ROWS)
+    return max((steps_s[most] - steps_s[1]) / (most - 1), 0.0) if most > 1 else 0.0
+
+
+def _step_s(steps_s: Sequence[float], rows: float, row_s: float) -> float:
+    """A step with so many rows more, between and beyond those that are known."""
+    whole = int(rows)
+    if whole >= len(steps_s) - 1:
+        return steps_s[-1] + (rows - len(steps_s) + 1) * row_s
+    return steps_s[whole] + (rows - whole) * (steps_s[whole + 1] - steps_s[whole])

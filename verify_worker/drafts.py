@@ -8,8 +8,10 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
+from outrider.drafting.hits import compared
 from outrider.errors import InvalidRequestError, OutriderError, OverloadedError, UnavailableError
 from outrider.messages import (
+    FREE,
     AssignDrafter,
     CloseDraft,
     Draft,
@@ -122,7 +124,9 @@ class Drafts:
         """Decide how far to draft and how long to wait for it; the tokens to ask for.
 
         `draft_lens` are the fewest and the most. Where no wait pays, one proposal is asked for
-        now and then without waiting: it comes too late, and shows whether it would have paid.
+        now and then. A session that is alone, and for which it would pay if it came at once,
+        waits for it, as long as a step takes: one that is made beside a step can be much slower.
+        Otherwise it comes too late, and shows what it would have been worth.
         `fixed_wait_s` above 0 is waited whatever was measured.
         """
         _ask_nothing(session)
@@ -134,20 +138,35 @@ class Drafts:
         worker = self.workers[session.drafter.worker_id]
         _fade(session)
         others = self._asking(session.drafter)
-        choice = worker.choose(session.record, stakes, draft_lens, others)
-        wait_s = worker.wait_s(choice, others)
+        choice = worker.choose(session.record, stakes, draft_lens, others, session.heeds_price)
+        session.is_willing = choice.draft_len > 0
+        pays = draft_lens[0] > 0 or self._is_shared(choice, stakes)
+        wait_s = worker.wait_s(choice, others) if pays else 0.0
         if choice.draft_len and fixed_wait_s:
             wait_s = fixed_wait_s
-        if not wait_s and length < session.look_at_len:
+        looks = not wait_s
+        if looks and length < session.look_at_len:
             return 0
         tokens = choice.draft_len or min(policy.LOOK_TOKENS, most)
         if not worker.punctuality.may_ask(now_s, tokens * stakes.plain_s):
             return 0
-        if not wait_s:
+        if looks:
             session.look_at_len = length + session.patience.pause()
-        session.want = Want(length, tokens, now_s + wait_s)
+            alone = stakes.sessions == 1
+            if alone and worker.look_waits and worker.would_pay(session.record, stakes, most):
+                wait_s = stakes.plain_s
+        price = FREE if draft_lens[0] else choice.price
+        session.want, session.looks = Want(length, tokens, now_s + wait_s, price), looks
         session.asked_at_s, session.asked_len = now_s, tokens
         return tokens
+
+    def _is_shared(self, choice: draft_length.Choice, stakes: policy.Stakes) -> bool:
+        """Whether enough of the batch drafts that the wait pays for those, too, that don't.
+
+        A step is held for a draft, or leaves its session behind: somebody waits either way.
+        """
+        willing = sum(session.is_willing for session in self._sessions.values())
+        return choice.pays_for(max(stakes.sessions / max(willing, 1), 1.0))
 
     def _asking(self, drafter: DraftWorkerRef) -> list[int]:
         """How far the sessions draft that ask this draft worker, or just did."""
@@ -199,12 +218,16 @@ class Drafts:
             worker.punctuality.note_missed(session.asked_at_s, began_s)
             longest = max(self._asking(session.drafter), default=0)
             sample = worker.latency.note(math.inf, longest)
+            if session.looks:
+                # Where waiting shows nothing either, every other one is not waited for.
+                worker.look_waits = not worker.look_waits
             session.late = Late(want.base_len, want.draft_len, session.asked_at_s, sample)
         else:
             # One that was cut for want of rows or blocks says nothing about what is beyond.
             whole = session.draft is None or len(session.draft.token_ids) == rows
             self._record(session, session.asked_len if whole else levels_of(draft), draft, accepted)
-        if want is None or want.wait_until_s > session.asked_at_s:
+        # The next look is put off already.
+        if not session.looks and (want is None or want.wait_until_s > session.asked_at_s):
             saved_s = stakes.saved_s(accepted, rows) if want is None else 0.0
             longest_wait_s = fixed_wait_s or session.asked_len * stakes.plain_s
             pause = session.patience.note(waited_s, saved_s, longest_wait_s)
@@ -214,14 +237,13 @@ class Drafts:
     def note_committed(self, session: Session) -> None:
         """See what a draft that came too late would have been worth, once that can be seen."""
         late = session.late
-        if late is None or not late.token_ids:
+        if late is None or not late.draft.token_ids:
             return
-        said = session.tokens[late.base_len : late.base_len + len(late.token_ids)]
-        right = 0
-        while right < len(said) and said[right] == late.token_ids[right]:
-            right += 1
-        if right < len(said) or right == len(late.token_ids):
-            self._record(session, late.draft_len, Draft(late.token_ids), right)
+        levels = levels_of(late.draft)
+        said = session.tokens[late.base_len : late.base_len + levels]
+        right, missed = compared(late.draft, said)
+        if missed or right < len(said) or len(said) == levels:
+            self._record(session, late.draft_len, late.draft, right)
             session.late = None
 
     def _record(self, session: Session, asked: int, draft: Draft, accepted: int) -> None:
@@ -247,10 +269,11 @@ class Drafts:
         worker.note_cost(proposal, now_s - late.asked_at_s, late.sample.draft_len)
         if not proposal.draft.token_ids:
             self._record(session, late.draft_len, proposal.draft, 0)
-        if not proposal.draft.token_ids or not proposal.draft.is_chain:
+        draft = proposal.draft
+        if not draft.token_ids or fault_of(draft, late.draft_len, session.rule, self._shape):
             session.late = None
             return
-        late.token_ids = proposal.draft.token_ids[: late.draft_len]
+        late.draft = draft
         self.note_committed(session)
 
     def receive(self, worker_id: str, proposal: Proposal, now_s: float) -> list[Output]:
@@ -278,6 +301,8 @@ class Drafts:
         if session.asked_at_s is not None:
             seconds = now_s - session.asked_at_s
             longest = max(self._asking(session.drafter), default=0)
+            if session.looks:
+                worker.latency.forget()
             worker.latency.note(seconds, longest)
             worker.note_cost(proposal, seconds, longest)
         worker.note_answer()
@@ -285,6 +310,8 @@ class Drafts:
         if fault:
             return self.malformed(worker_id, fault)
         session.reopened = 0
+        if want.price.row:
+            session.heeds_price = worker.heeds_price = proposal.draft.priced
         # An empty draft says that the drafter has nothing: a plain step at once.
         session.draft = proposal.draft if proposal.draft.token_ids else None
         return []

@@ -156,16 +156,19 @@ class Engine:
                 if message is None:
                     return
                 outputs += self._handle(message, came_at_s)
+            self._tell(outputs)
             self.pulse.begin()
             plan = self.scheduler.plan(self._clock())
             if plan is not None:
                 self.pulse.begin(self.scheduler.cost.seconds(plan.shape))
-                outputs.extend(self._step(plan))
+                self._tell(self._step(plan))
             if self._drains and not self.scheduler.sessions:
                 self._drains.pop().set_result(None)
-            if outputs:
-                self._spans.observe(outputs)
-                self._publish(outputs)
+
+    def _tell(self, outputs: list[Output]) -> None:
+        if outputs:
+            self._spans.observe(outputs)
+            self._publish(outputs)
 
     def _take(self, *, wait: bool) -> list[tuple[float, Message | None]]:
         """All messages that are there; with `wait`, until there is one or a session wakes."""

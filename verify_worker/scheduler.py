@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from outrider.errors import FencedError, InvalidRequestError, OutriderError
 from outrider.messages import (
+    FREE,
     CloseDraft,
     CommitDraft,
     FinishReason,
@@ -362,6 +363,7 @@ class Scheduler:
             base_len=progress.base_len,
             token_ids=progress.token_ids,
             draft_len=tokens,
+            price=session.want.price if session.want is not None else FREE,
             features=self.drafts.features(decided),
         )
         return [ToDrafter(session.drafter, commit)]

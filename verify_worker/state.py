@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from outrider.errors import OutriderError
 from outrider.figures import SpeculationFigures
 from outrider.messages import (
+    FREE,
     AcceptanceRule,
     DecodeEvent,
     Draft,
@@ -12,6 +13,7 @@ from outrider.messages import (
     DraftWorkerRef,
     Endings,
     LogprobOptions,
+    Price,
     SamplingParams,
     SpeculationOptions,
     Tensor,
@@ -35,6 +37,7 @@ class Want:
     draft_len: int
     # Until then a step without the session is better than a plain step for it.
     wait_until_s: float
+    price: Price = FREE
 
 
 @dataclass(slots=True)
@@ -45,7 +48,7 @@ class Late:
     draft_len: int
     asked_at_s: float
     sample: Sample
-    token_ids: tuple[int, ...] = ()
+    draft: Draft = NO_DRAFT
 
 
 @dataclass(slots=True)
@@ -75,6 +78,8 @@ class Session:
     # When the last draft was asked for, of how many tokens, and the one that was missed.
     asked_at_s: float | None = None
     asked_len: int = 0
+    # Whether it was asked for without hope.
+    looks: bool = False
     late: Late | None = None
     # Since when nothing is left to wait for.
     ready_at_s: float = 0.0
@@ -85,6 +90,10 @@ class Session:
     recorded_len: int = 0
     resume_at_len: int = 0
     look_at_len: int = 0
+    # Whether it would draft in a step with others that do too.
+    is_willing: bool = False
+    # Whether its drafter heeds prices; None as long as it has said nothing for this session.
+    heeds_price: bool | None = None
     reopened: int = 0
     figures: SpeculationFigures = field(default_factory=SpeculationFigures)
     # Hashes of the full blocks of its tokens; how much of its prompt did not have to be computed.

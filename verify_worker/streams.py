@@ -93,11 +93,13 @@ class Streams:
 
 def deliver(outputs: Sequence[Output], streams: Streams, links: DraftLinks) -> None:
     """Hand what the engine gave out to the streams; runs in the event loop."""
+    # Drafts are waited for: they are asked for first.
     for output in outputs:
         match output:
-            case ToCoordinator(owner, event):
-                streams.put(owner, event)
             case ToDrafter(worker, command):
                 links.send(worker, command)
             case LeaveDrafter(worker_id):
                 links.leave(worker_id)
+    for output in outputs:
+        if isinstance(output, ToCoordinator):
+            streams.put(output.owner, output.event)

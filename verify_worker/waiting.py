@@ -62,6 +62,11 @@ class Latency:
         sample.seconds = seconds
         self._sort()
 
+    def forget(self) -> None:
+        """Forget all: what was known has proved wrong."""
+        self._samples.clear()
+        self._sort()
+
     def forget_missing(self) -> None:
         """Forget what never came."""
         left = [sample for sample in self._samples if math.isfinite(sample.seconds)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.errors import FencedError, InvalidRequestError
-from outrider.messages import AcceptanceRule, Draft, SamplingParams, Tensor
+from outrider.messages import FREE, AcceptanceRule, Draft, Price, SamplingParams, Tensor
 
 MAX_TOKEN_ID = 2**32 - 1
 
@@ -19,11 +19,13 @@ MAX_TOKEN_ID = 2**32 - 1
 class DraftRequest:
     """Propose up to `draft_len` tokens after everything committed; 0 only prepares for it.
 
-    A tree may have that many levels.
+    A tree may have that many levels. With a `price` a drafter that knows how likely its tokens
+    are leaves out those that are not worth it.
     """
 
     session_id: str
     draft_len: int
+    price: Price = FREE
 
 
 @dataclass(frozen=True, slots=True)

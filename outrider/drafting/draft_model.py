@@ -9,6 +9,7 @@ import torch
 
 from outrider.drafting.base import HiddenStates
 from outrider.model.blocks import BlockPool
+from outrider.model.chains import Chains
 from outrider.model.loading import LoadedModel
 from outrider.model.paged import Numerics, PagedModel, Segment
 from outrider.model.rows import StepOutput
@@ -98,6 +99,10 @@ class DraftModel(Protocol):
     def reads(self) -> HiddenStates | None:
         """The hidden states of the target that it reads."""
 
+    @property
+    def chains(self) -> Chains | None:
+        """Whole proposals at once, with KV in the same pages; None where it has only `forward`."""
+
     def forward(self, fed: Sequence[Fed]) -> StepOutput:
         """Run the rows and write their KV; float32 logits [W, R].
 
@@ -114,6 +119,7 @@ class PlainDraftModel:
     """
 
     reads = None
+    chains = None
 
     def __init__(
         self,

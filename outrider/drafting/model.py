@@ -21,6 +21,7 @@ its place. So once the target's come with a commit, the drafted tokens among tho
 fed again, with these; where they do not come, the KV stays as it is.
 """
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -34,15 +35,21 @@ from outrider.drafting.base import (
     check_token_ids,
 )
 from outrider.drafting.draft_model import DraftModel, Fed
-from outrider.drafting.turns import DraftSession, Turn, choose
+from outrider.drafting.hits import Hits
+from outrider.drafting.tree import Guess, join
+from outrider.drafting.turns import NO_GUESS, DraftSession, Turn, choose
 from outrider.errors import UnknownSessionError
 from outrider.messages import Draft, SamplingParams, Tensor
 from outrider.model.blocks import BLOCK_TOKENS
-from outrider.model.paged import Segment
+from outrider.model.chains import ChainTurn
+from outrider.model.paged import NO_PARENT, Segment
 from outrider.model.tensors import unpacked
 
 # A catch-up this short is an ordinary round, whatever else is being prefilled.
 SHORT_CATCH_UP = 2 * BLOCK_TOKENS
+_UNLIKELY = 2.0
+# What one more call says about what a level costs.
+_LEVEL_SHARE = 1 / 8
 
 
 class ModelDrafter:
@@ -63,6 +70,8 @@ class ModelDrafter:
         self._tree_width = tree_width
         self._sessions: dict[str, DraftSession] = {}
         self._clock = 0
+        self._hits = Hits()
+        self._level_s = 0.0
 
     @property
     def name(self) -> str:
@@ -103,10 +112,20 @@ class ModelDrafter:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
         """One forward catches all sessions up, then one a drafted token; see `Drafter`."""
-        self._clock += 1
-        turns = self._plan(requests)
-        self._draft([turn for turn in turns if turn is not None])
-        return [turn.result if turn is not None and turn.complete else None for turn in turns]
+        return [
+            None if turn is None else _priced(turn, turn.session.guessed) or turn.result
+            for turn in self._drafted(requests)
+        ]
+
+    def guess(self, requests: Sequence[DraftRequest]) -> list[tuple[Draft, Guess] | None]:
+        """What is proposed without regard to prices, and all that is known with its chances.
+
+        Of some sessions and models no chances are known. None as in `propose`.
+        """
+        return [
+            None if turn is None else (turn.result, turn.session.guessed)
+            for turn in self._drafted(requests)
+        ]
 
     def commit(
         self,
@@ -121,6 +140,7 @@ class ModelDrafter:
         check_token_ids(token_ids, self._model.vocab_size)
         states = None if hidden is None or self.reads is None else unpacked(hidden)
         kept = _common_prefix(session.ahead, token_ids)
+        self._learn(session, token_ids)
         session.token_ids.extend(token_ids)
         session.table.kv_len = min(session.table.kv_len, base_len + kept)
         session.ahead.clear()
@@ -139,7 +159,31 @@ class ModelDrafter:
             raise UnknownSessionError(f"session {session_id!r} is not open in the drafter")
         return session
 
+    def _learn(self, session: DraftSession, token_ids: Sequence[int]) -> None:
+        """How the chances of the last draft have proved."""
+        guessed, session.guessed = session.guessed, NO_GUESS
+        chain = _main_path(guessed)
+        right = _common_prefix([guessed.token_ids[node] for node in chain], token_ids)
+        missed = right < min(len(chain), len(token_ids))
+        trust = session.trust
+        chances = [guessed.chances[node] / trust for node in chain]
+        for hits in (session.hits, self._hits):
+            hits.note(right, missed, chances)
+
     # --- what a call does ---------------------------------------------------------------
+
+    def _drafted(self, requests: Sequence[DraftRequest]) -> list[Turn | None]:
+        """The turns of those that are ready."""
+        self._clock += 1
+        turns = self._plan(requests)
+        quick = [turn for turn in turns if turn is not None and self._is_quick(turn)]
+        if quick:
+            self._draft_at_once(quick)
+        self._draft([turn for turn in turns if turn is not None and turn not in quick])
+        return [turn if turn is not None and turn.complete else None for turn in turns]
+
+    def _is_quick(self, turn: Turn) -> bool:
+        return self._model.chains is not None and turn.session.is_plain
 
     def _plan(self, requests: Sequence[DraftRequest]) -> list[Turn | None]:
         """A turn a request, with its blocks; None for those that have to wait."""
@@ -150,6 +194,8 @@ class ModelDrafter:
         for session, request in zip(sessions, requests, strict=True):
             waiting.remove(session)
             turn = self._turn(session, request.draft_len, budget)
+            if turn is not None:
+                turn.price = request.price
             if turn is None or not self._make_room(turn, sessions, waiting):
                 turns.append(None)
                 continue
@@ -208,6 +254,48 @@ class ModelDrafter:
         self._pool.release(session.table)
         session.ahead.clear()
 
+    def _draft_at_once(self, turns: Sequence[Turn]) -> None:
+        """Feed and draft all in one call."""
+        chains = self._model.chains
+        feeding = [turn for turn in turns if turn.feed]
+        if chains is None or not feeding:
+            return
+        for turn in feeding:
+            session = turn.session
+            session.trust = session.hits.ratio(self._hits.ratio(1.0))
+        began = time.perf_counter()
+        found = chains.draft([self._chain_turn(turn) for turn in feeding])
+        seconds = time.perf_counter() - began
+        drafted = max(len(levels.tokens) for levels in found)
+        if drafted and all(len(turn.feed) <= SHORT_CATCH_UP for turn in feeding):
+            level_s = seconds / drafted
+            self._level_s += _LEVEL_SHARE * (level_s - self._level_s) if self._level_s else level_s
+        for turn, levels in zip(feeding, found, strict=True):
+            session, count = turn.session, len(levels.tokens)
+            session.note_fed(len(turn.feed))
+            for level in levels.tokens:
+                turn.add(level[: self._tree_width])
+            session.table.kv_len += max(count - 1, 0)
+            session.ahead = turn.draft[: max(count - 1, 0)]
+            trust = session.trust
+            chances = [[min(c * trust, 1.0) for c in level] for level in levels.chances]
+            session.guessed = Guess.levels(levels.tokens, chances)
+
+    def _chain_turn(self, turn: Turn) -> ChainTurn:
+        session, price = turn.session, turn.price
+        worth = price.row + price.second * self._level_s
+        return ChainTurn(
+            turn.feed,
+            session.table,
+            turn.draft_len,
+            session.states_of(len(turn.feed)),
+            # What is drafted next comes true about as often as not.
+            worth=_UNLIKELY * worth,
+            trust=session.trust,
+            temperature=session.sampling.temperature,
+            seed=session.sampling.seed,
+        )
+
     @torch.inference_mode()
     def _draft(self, turns: Sequence[Turn]) -> None:
         """Feed what each turn has to feed, then draft token by token."""
@@ -237,6 +325,23 @@ class ModelDrafter:
             for turn in drafting:
                 turn.session.table.kv_len += 1
                 turn.session.ahead.append(turn.draft[-1])
+
+
+def _priced(turn: Turn, guessed: Guess) -> Draft | None:
+    """The tree of what is worth its price; None where there is no price, or no chances."""
+    most = turn.session.law.max_nodes
+    if not turn.price.row or not guessed.token_ids or not most:
+        return None
+    return join([guessed], turn.price.row, most)
+
+
+def _main_path(guess: Guess) -> list[int]:
+    """The nodes of the chain in a guess: the first child of each."""
+    path: list[int] = []
+    for node, parent in enumerate(guess.parents):
+        if parent == (path[-1] if path else NO_PARENT):
+            path.append(node)
+    return path
 
 
 def _catch_up(turn: Turn) -> Fed:

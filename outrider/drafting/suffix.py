@@ -112,8 +112,8 @@ class SuffixDrafter:
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
         """Look each session up; see `Drafter.propose`."""
         return [
-            None if suggestion is None else Draft(suggestion.token_ids)
-            for suggestion in self.suggest(requests)
+            None if suggestion is None else _worthwhile(suggestion, request.price.row)
+            for request, suggestion in zip(requests, self.suggest(requests), strict=True)
         ]
 
     def suggest(self, requests: Sequence[DraftRequest]) -> list[Continuation | None]:
@@ -223,3 +223,14 @@ class SuffixDrafter:
     def _drop_index(self, session: _Session) -> None:
         self._held_bytes -= session.nbytes
         session.index, session.nbytes = SuffixAutomaton(), 0
+
+
+def _worthwhile(suggestion: Continuation, price: float) -> Draft:
+    """The tokens that are reached with a chance of `price` or more."""
+    reached, count = 1.0, 0
+    for chance in suggestion.chances:
+        reached *= chance
+        if reached < price:
+            break
+        count += 1
+    return Draft(suggestion.token_ids[:count], priced=price > 0)

@@ -7,14 +7,25 @@ import torch
 
 from outrider.drafting.base import DraftLaw
 from outrider.drafting.draft_model import DraftHead
-from outrider.messages import AcceptanceRule, Draft, SamplingParams, SparseDistribution
+from outrider.drafting.hits import Hits
+from outrider.drafting.tree import Guess
+from outrider.messages import (
+    FREE,
+    AcceptanceRule,
+    Draft,
+    Price,
+    SamplingParams,
+    SparseDistribution,
+)
 from outrider.model.blocks import BlockTable
 from outrider.model.paged import NO_PARENT
+from outrider.sampling import gumbel_max
 from outrider.sampling.coupled import is_sampled, processed_scores, ranked_tokens, unusable_rows
 from outrider.sampling.processors import constrains
 from outrider.sampling.proposal import draw, quantised
 from outrider.sampling.rows import Row
 
+NO_GUESS = Guess()
 # Of so many tokens that are not in the KV yet the states are kept; of older ones they are let go.
 MOST_STATES = 128
 
@@ -35,6 +46,19 @@ class DraftSession:
     ahead: list[int] = field(default_factory=list)
     states: dict[int, torch.Tensor] = field(default_factory=dict)
     last_used: int = 0
+    # What was drafted last with its chances, and how they have proved.
+    guessed: Guess = NO_GUESS
+    hits: Hits = field(default_factory=Hits)
+    trust: float = 1.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its tokens are the best ones, or drawn with a temperature and nothing else."""
+        if self.law.rule is AcceptanceRule.REJECTION and self.sampling.temperature > 0:
+            return False
+        if self.sampling.temperature > 0:
+            return gumbel_max.is_plain(self.sampling)
+        return not constrains(self.sampling)
 
     def note_states(self, rows: torch.Tensor) -> None:
         """The states [count, size] of the last `count` tokens, which have to be fed again."""
@@ -66,6 +90,7 @@ class Turn:
     feed: list[int]
     draft_len: int
     complete: bool
+    price: Price = FREE
     draft: list[int] = field(default_factory=list)
     q: list[SparseDistribution] = field(default_factory=list)
     # The draft and what stands beside it, level by level.

@@ -96,6 +96,11 @@ class PagedModel:
             keys_by_block=self._numerics.keys_by_block,
         )
 
+    @property
+    def pages(self) -> KvPages:
+        """Where its KV is."""
+        return self._pages
+
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Run every row once and write its KV to the pages; tables are left as they are.

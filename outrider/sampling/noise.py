@@ -56,10 +56,14 @@ def _mix(x: torch.Tensor, spare: torch.Tensor) -> torch.Tensor:
     return x.bitwise_xor_(_shifted(x, 31, spare))
 
 
+def seeded(seed: int) -> int:
+    """What `key` makes of the seed before the position comes in."""
+    return _mix_int((seed + GAMMA) & _MASK)
+
+
 def key(seed: int, position: int, stream: Stream = Stream.TARGET) -> int:
     """The 64-bit key of one position of one session."""
-    state = _mix_int((seed + GAMMA) & _MASK)
-    state = _mix_int((state ^ position) & _MASK)
+    state = _mix_int((seeded(seed) ^ position) & _MASK)
     return _mix_int((state + int(stream) * GAMMA) & _MASK)
 
 

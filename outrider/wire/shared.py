@@ -164,7 +164,9 @@ def figures_from_pb(pb: types_pb2.SpeculationFigures) -> SpeculationFigures:
 def draft_to_pb(value: m.Draft) -> types_pb2.Draft:
     """To the wire."""
     q = [types_pb2.SparseDistribution(token_ids=d.token_ids, weights=d.weights) for d in value.q]
-    return types_pb2.Draft(token_ids=value.token_ids, parents=value.parents, q=q)
+    return types_pb2.Draft(
+        token_ids=value.token_ids, parents=value.parents, q=q, priced=value.priced
+    )
 
 
 def draft_from_pb(pb: types_pb2.Draft) -> m.Draft:
@@ -179,7 +181,7 @@ def draft_from_pb(pb: types_pb2.Draft) -> m.Draft:
     if any(len(d.token_ids) != len(d.weights) for d in pb.q):
         raise InvalidRequestError("a draft distribution has as many weights as ids, or is wrong")
     q = tuple(m.SparseDistribution(tuple(d.token_ids), tuple(d.weights)) for d in pb.q)
-    return m.Draft(tokens, parents, q)
+    return m.Draft(tokens, parents, q, pb.priced)
 
 
 def tensor_to_pb(value: m.Tensor) -> types_pb2.Tensor:

@@ -36,6 +36,7 @@ def draft_command_to_pb(value: m.DraftCommand) -> draft_pb2.DraftCommand:
                     token_ids=value.token_ids,
                     draft_len=value.draft_len,
                     features=types_pb2.Features(layers=layers) if layers else None,
+                    price=_price_to_pb(value.price),
                 )
             )
         case m.CloseDraft():
@@ -69,11 +70,16 @@ def draft_command_from_pb(pb: draft_pb2.DraftCommand) -> m.DraftCommand:
                 token_ids=tuple(pb.commit.token_ids),
                 draft_len=pb.commit.draft_len,
                 features=_features_from_pb(pb.commit.features),
+                price=m.Price(pb.commit.price.row, pb.commit.price.second),
             )
         case "close":
             return m.CloseDraft(session_id=pb.session_id, epoch=pb.epoch)
         case _:
             raise InvalidRequestError("draft command without a command")
+
+
+def _price_to_pb(price: m.Price) -> draft_pb2.Price | None:
+    return None if price == m.FREE else draft_pb2.Price(row=price.row, second=price.second)
 
 
 def _features_from_pb(pb: types_pb2.Features) -> tuple[tuple[int, m.Tensor], ...] | None:

@@ -3,13 +3,15 @@
 import asyncio
 import re
 import urllib.request
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.inprocess import DRAFTER, FOREVER_S, Answer, InProcess
 from outrider.client import AsyncClient
-from outrider.drafting.base import Drafter
+from outrider.drafting.base import Drafter, DraftRequest
 from outrider.drafting.hybrid import HybridDrafter
 from outrider.drafting.model import ModelDrafter
 from outrider.drafting.suffix import SuffixDrafter
@@ -19,20 +21,26 @@ from outrider.local.ports import take_port
 from outrider.local.stack import LocalStack
 from outrider.messages import (
     AcceptanceRule,
+    Draft,
     Endings,
+    Price,
     SamplingParams,
     SpeculationOptions,
     StartSession,
     Tensor,
 )
+from outrider.model.compiled.draft_chains import DraftChains
 from outrider.model.draft_network import load_draft_network
 from outrider.model.loading import load_model
+from outrider.model.numerics import FAST, choose_numerics
 from outrider.model.paged import PagedModel
 from tests.support.draft_networks import save_draft_network
 from tests.support.models import CONTEXT, EOS, TOKENS, save_model
 from verify_worker.scheduler import Limits
 
 NEW_TOKENS = 24
+# In the place of a draft length: chosen each round.
+AUTO = -1
 PROMPTS = [[(7 * n + t * t) % TOKENS for t in range(5 + 4 * n)] for n in range(4)]
 COUPLED, REJECTION = AcceptanceRule.COUPLED, AcceptanceRule.REJECTION
 
@@ -69,7 +77,9 @@ def said(
             prompt_len=len(prompt),
             sampling=sampling,
             endings=Endings(NEW_TOKENS, frozenset({EOS})),
-            speculation=SpeculationOptions(draft_len > 0, draft_len, rule),
+            speculation=SpeculationOptions(
+                draft_len != 0, max(draft_len, 0), rule, auto_draft_len=draft_len == AUTO
+            ),
             drafter=DRAFTER,
         )
         for number, prompt in enumerate(PROMPTS)
@@ -77,6 +87,43 @@ def said(
     answers = both.run(starts)
     assert both.scheduler.pool.free == both.scheduler.pool.total
     return answers
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("hybrid", [False, True], ids=["alone", "hybrid"])
+def test_the_text_is_that_without_drafts_whatever_trees_are_worth(
+    target: Path, draft: Path, temperature: float, hybrid: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts: list[Draft] = []
+
+    def charged(requests: Sequence[DraftRequest]) -> list[Draft | None]:
+        found = propose(
+            [replace(r, price=Price(0.02, 1.0)) if r.draft_len else r for r in requests]
+        )
+        drafts.extend(filter(None, found))
+        return found
+
+    network = load_draft_network(str(draft), str(target))
+    chains = DraftChains.of(network, TOKENS)
+    model = TrainedDraftModel(
+        network,
+        total_blocks=5,
+        token_count=TOKENS,
+        numerics=choose_numerics(FAST, network.model),
+        chains=chains,
+    )
+    assert model.chains is not None
+    drafter: Drafter = ModelDrafter(model)
+    if hybrid:
+        drafter = HybridDrafter(SuffixDrafter(), ModelDrafter(model))
+    propose = drafter.propose
+    monkeypatch.setattr(drafter, "propose", charged)
+    sampling = SamplingParams(temperature, seed=4)
+    drafted = said(target, drafter, sampling, AUTO)
+    plain = said(target, SuffixDrafter(), sampling, 0)
+    assert [a.token_ids for a in drafted] == [a.token_ids for a in plain]
+    assert sum(answer.figures.draft_tokens for answer in drafted) > 0
+    assert any(draft.priced and not draft.is_chain for draft in drafts)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -25,6 +25,7 @@ def save_draft_network(
     ids: Sequence[int] | None = None,
     own_embeddings: bool = False,
     own_head: bool = False,
+    layers: int = 1,
     seed: int = 5,
     **changes: Any,
 ) -> Path:
@@ -42,7 +43,7 @@ def save_draft_network(
         vocab_size=len(kept),
         hidden_size=size,
         intermediate_size=2 * size,
-        num_hidden_layers=1,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=16,

@@ -27,6 +27,7 @@ KINDS = [kind for kind in error_types().values() if kind.__module__ == "outrider
 ERRORS = st.builds(
     lambda kind, text: kind(text), st.sampled_from(KINDS), st.text(min_size=1, max_size=9)
 )
+FLOAT = st.floats(0, 1e6, width=32)
 FIGURES = st.builds(SpeculationFigures, U64, U64, U64, U64, st.lists(U64, max_size=4))
 
 
@@ -74,7 +75,12 @@ def drafts(draw: st.DrawFn) -> m.Draft:
         m.SparseDistribution(tuple(i for i, _ in pairs), tuple(w for _, w in pairs))
         for pairs in (draw(weighted) for _ in tokens)
     )
-    return m.Draft(tokens, parents if draw(st.booleans()) else (), q if draw(st.booleans()) else ())
+    return m.Draft(
+        tokens,
+        parents if draw(st.booleans()) else (),
+        q if draw(st.booleans()) else (),
+        priced=draw(st.booleans()),
+    )
 
 
 @st.composite
@@ -119,7 +125,13 @@ CODECS |= {
             corpus=TEXT,
         ),
         m.CommitDraft: st.builds(
-            m.CommitDraft, **NAMED, base_len=U64, token_ids=IDS, draft_len=U32, features=FEATURES
+            m.CommitDraft,
+            **NAMED,
+            base_len=U64,
+            token_ids=IDS,
+            draft_len=U32,
+            features=FEATURES,
+            price=st.builds(m.Price, FLOAT, FLOAT),
         ),
         m.CloseDraft: st.builds(m.CloseDraft, **NAMED),
     }.items()

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.pb.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/draft.proto\x12\x0boutrider.v1\x1a\x17outrider/v1/types.proto\"?\n\x10SpeculateRequest\x12+\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x19.outrider.v1.DraftCommand\"\xba\x01\n\x0c\x44raftCommand\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12&\n\x04open\x18\x03 \x01(\x0b\x32\x16.outrider.v1.OpenDraftH\x00\x12*\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x18.outrider.v1.CommitDraftH\x00\x12(\n\x05\x63lose\x18\x05 \x01(\x0b\x32\x17.outrider.v1.CloseDraftH\x00\x42\t\n\x07\x63ommand\"\xf8\x01\n\tOpenDraft\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12-\n\x08sampling\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x11\n\tdraft_len\x18\x03 \x01(\r\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\x12\x12\n\nprompt_len\x18\x05 \x01(\r\x12\x10\n\x08stop_ids\x18\x06 \x03(\r\x12)\n\x04rule\x18\x07 \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRule\x12\r\n\x05q_top\x18\x08 \x01(\r\x12\x11\n\tmax_nodes\x18\t \x01(\r\x12\x0e\n\x06\x63orpus\x18\n \x01(\t\"n\n\x0b\x43ommitDraft\x12\x10\n\x08\x62\x61se_len\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x11\n\tdraft_len\x18\x03 \x01(\r\x12\'\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x15.outrider.v1.Features\"\x0c\n\nCloseDraft\"<\n\x11SpeculateResponse\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.outrider.v1.DraftEvent\"\x8c\x01\n\nDraftEvent\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12)\n\x08proposal\x18\x03 \x01(\x0b\x32\x15.outrider.v1.ProposalH\x00\x12\'\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x16.outrider.v1.ItemErrorH\x00\x42\x07\n\x05\x65vent\"\x90\x01\n\x08Proposal\x12\x10\n\x08\x62\x61se_len\x18\x01 \x01(\x04\x12!\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Draft\x12%\n\x07timings\x18\x03 \x01(\x0b\x32\x14.outrider.v1.Timings\x12\x10\n\x08\x64raft_us\x18\x04 \x01(\x04\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x05 \x03(\r\"\x1c\n\x1aGetDraftWorkerStateRequest\"\xa8\x01\n\x1bGetDraftWorkerStateResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x04 \x01(\x04\x12\x13\n\x0b\x66ree_blocks\x18\x05 \x01(\x04\x12\x0e\n\x06\x64rafts\x18\x06 \x01(\x04\x12\x14\n\x0c\x64raft_tokens\x18\x07 \x01(\x04\x32\xc8\x01\n\x0c\x44raftService\x12N\n\tSpeculate\x12\x1d.outrider.v1.SpeculateRequest\x1a\x1e.outrider.v1.SpeculateResponse(\x01\x30\x01\x12h\n\x13GetDraftWorkerState\x12\'.outrider.v1.GetDraftWorkerStateRequest\x1a(.outrider.v1.GetDraftWorkerStateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/draft.proto\x12\x0boutrider.v1\x1a\x17outrider/v1/types.proto\"?\n\x10SpeculateRequest\x12+\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x19.outrider.v1.DraftCommand\"\xba\x01\n\x0c\x44raftCommand\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12&\n\x04open\x18\x03 \x01(\x0b\x32\x16.outrider.v1.OpenDraftH\x00\x12*\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x18.outrider.v1.CommitDraftH\x00\x12(\n\x05\x63lose\x18\x05 \x01(\x0b\x32\x17.outrider.v1.CloseDraftH\x00\x42\t\n\x07\x63ommand\"\xf8\x01\n\tOpenDraft\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12-\n\x08sampling\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x11\n\tdraft_len\x18\x03 \x01(\r\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\x12\x12\n\nprompt_len\x18\x05 \x01(\r\x12\x10\n\x08stop_ids\x18\x06 \x03(\r\x12)\n\x04rule\x18\x07 \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRule\x12\r\n\x05q_top\x18\x08 \x01(\r\x12\x11\n\tmax_nodes\x18\t \x01(\r\x12\x0e\n\x06\x63orpus\x18\n \x01(\t\"\x91\x01\n\x0b\x43ommitDraft\x12\x10\n\x08\x62\x61se_len\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x11\n\tdraft_len\x18\x03 \x01(\r\x12\'\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x15.outrider.v1.Features\x12!\n\x05price\x18\x05 \x01(\x0b\x32\x12.outrider.v1.Price\"$\n\x05Price\x12\x0b\n\x03row\x18\x01 \x01(\x02\x12\x0e\n\x06second\x18\x02 \x01(\x02\"\x0c\n\nCloseDraft\"<\n\x11SpeculateResponse\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.outrider.v1.DraftEvent\"\x8c\x01\n\nDraftEvent\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12)\n\x08proposal\x18\x03 \x01(\x0b\x32\x15.outrider.v1.ProposalH\x00\x12\'\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x16.outrider.v1.ItemErrorH\x00\x42\x07\n\x05\x65vent\"\x90\x01\n\x08Proposal\x12\x10\n\x08\x62\x61se_len\x18\x01 \x01(\x04\x12!\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Draft\x12%\n\x07timings\x18\x03 \x01(\x0b\x32\x14.outrider.v1.Timings\x12\x10\n\x08\x64raft_us\x18\x04 \x01(\x04\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x05 \x03(\r\"\x1c\n\x1aGetDraftWorkerStateRequest\"\xa8\x01\n\x1bGetDraftWorkerStateResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x04 \x01(\x04\x12\x13\n\x0b\x66ree_blocks\x18\x05 \x01(\x04\x12\x0e\n\x06\x64rafts\x18\x06 \x01(\x04\x12\x14\n\x0c\x64raft_tokens\x18\x07 \x01(\x04\x32\xc8\x01\n\x0c\x44raftService\x12N\n\tSpeculate\x12\x1d.outrider.v1.SpeculateRequest\x1a\x1e.outrider.v1.SpeculateResponse(\x01\x30\x01\x12h\n\x13GetDraftWorkerState\x12\'.outrider.v1.GetDraftWorkerStateRequest\x1a(.outrider.v1.GetDraftWorkerStateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,20 +38,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTCOMMAND']._serialized_end=317
   _globals['_OPENDRAFT']._serialized_start=320
   _globals['_OPENDRAFT']._serialized_end=568
-  _globals['_COMMITDRAFT']._serialized_start=570
-  _globals['_COMMITDRAFT']._serialized_end=680
-  _globals['_CLOSEDRAFT']._serialized_start=682
-  _globals['_CLOSEDRAFT']._serialized_end=694
-  _globals['_SPECULATERESPONSE']._serialized_start=696
-  _globals['_SPECULATERESPONSE']._serialized_end=756
-  _globals['_DRAFTEVENT']._serialized_start=759
-  _globals['_DRAFTEVENT']._serialized_end=899
-  _globals['_PROPOSAL']._serialized_start=902
-  _globals['_PROPOSAL']._serialized_end=1046
-  _globals['_GETDRAFTWORKERSTATEREQUEST']._serialized_start=1048
-  _globals['_GETDRAFTWORKERSTATEREQUEST']._serialized_end=1076
-  _globals['_GETDRAFTWORKERSTATERESPONSE']._serialized_start=1079
-  _globals['_GETDRAFTWORKERSTATERESPONSE']._serialized_end=1247
-  _globals['_DRAFTSERVICE']._serialized_start=1250
-  _globals['_DRAFTSERVICE']._serialized_end=1450
+  _globals['_COMMITDRAFT']._serialized_start=571
+  _globals['_COMMITDRAFT']._serialized_end=716
+  _globals['_PRICE']._serialized_start=718
+  _globals['_PRICE']._serialized_end=754
+  _globals['_CLOSEDRAFT']._serialized_start=756
+  _globals['_CLOSEDRAFT']._serialized_end=768
+  _globals['_SPECULATERESPONSE']._serialized_start=770
+  _globals['_SPECULATERESPONSE']._serialized_end=830
+  _globals['_DRAFTEVENT']._serialized_start=833
+  _globals['_DRAFTEVENT']._serialized_end=973
+  _globals['_PROPOSAL']._serialized_start=976
+  _globals['_PROPOSAL']._serialized_end=1120
+  _globals['_GETDRAFTWORKERSTATEREQUEST']._serialized_start=1122
+  _globals['_GETDRAFTWORKERSTATEREQUEST']._serialized_end=1150
+  _globals['_GETDRAFTWORKERSTATERESPONSE']._serialized_start=1153
+  _globals['_GETDRAFTWORKERSTATERESPONSE']._serialized_end=1321
+  _globals['_DRAFTSERVICE']._serialized_start=1324
+  _globals['_DRAFTSERVICE']._serialized_end=1524
 # @@protoc_insertion_point(module_scope)

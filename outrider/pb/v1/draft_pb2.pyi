@@ -147,6 +147,7 @@ class CommitDraft(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     DRAFT_LEN_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    PRICE_FIELD_NUMBER: _builtins.int
     base_len: _builtins.int
     """Committed tokens before token_ids."""
     draft_len: _builtins.int
@@ -155,6 +156,8 @@ class CommitDraft(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def features(self) -> _types_pb2.Features: ...
+    @_builtins.property
+    def price(self) -> Global___Price: ...
     def __init__(
         self,
         *,
@@ -162,14 +165,43 @@ class CommitDraft(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         draft_len: _builtins.int = ...,
         features: _types_pb2.Features | None = ...,
+        price: Global___Price | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "price", b"price"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "draft_len", b"draft_len", "features", b"features", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "draft_len", b"draft_len", "features", b"features", "price", b"price", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommitDraft: _TypeAlias = CommitDraft  # noqa: Y015
+
+@_typing.final
+class Price(_message.Message):
+    """What a draft is charged in the step that verifies it, in committed tokens. A drafter that knows
+    how likely its tokens are makes a tree of those that are worth it. 0 charges nothing.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_FIELD_NUMBER: _builtins.int
+    SECOND_FIELD_NUMBER: _builtins.int
+    row: _builtins.float
+    """One more token in the draft."""
+    second: _builtins.float
+    """A second of work on it."""
+    def __init__(
+        self,
+        *,
+        row: _builtins.float = ...,
+        second: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["row", b"row", "second", b"second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Price: _TypeAlias = Price  # noqa: Y015
 
 @_typing.final
 class CloseDraft(_message.Message):

@@ -24,23 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/types.proto\x12\x0boutrider.v1\"\xef\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12*\n\nlogit_bias\x18\t \x03(\x0b\x32\x16.outrider.v1.LogitBias\x12(\n\tbad_words\x18\n \x03(\x0b\x32\x15.outrider.v1.TokenIds\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x13\n\x0b\x61llowed_ids\x18\x0c \x03(\r\x12\x12\n\nbanned_ids\x18\r \x03(\rB\x08\n\x06_top_pB\x15\n\x13_repetition_penalty\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"0\n\x0eLogprobOptions\x12\x0b\n\x03top\x18\x01 \x01(\r\x12\x11\n\tprocessed\x18\x02 \x01(\x08\"H\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"\x96\x01\n\x12SpeculationOptions\x12*\n\x04mode\x18\x01 \x01(\x0e\x32\x1c.outrider.v1.SpeculationMode\x12\x11\n\tdraft_len\x18\x02 \x01(\r\x12)\n\x04rule\x18\x03 \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRule\x12\x16\n\x0e\x61uto_draft_len\x18\x04 \x01(\x08\"\x82\x01\n\x12SpeculationFigures\x12\x0e\n\x06rounds\x18\x01 \x01(\x04\x12\x0e\n\x06\x64rafts\x18\x02 \x01(\x04\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x01(\x04\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x05 \x03(\x04\"W\n\x05\x44raft\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12*\n\x01q\x18\x03 \x03(\x0b\x32\x1f.outrider.v1.SparseDistribution\"8\n\x12SparseDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x03(\r\"N\n\x06Tensor\x12\'\n\x05\x64type\x18\x01 \x01(\x0e\x32\x18.outrider.v1.TensorDtype\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"6\n\x08\x46\x65\x61tures\x12*\n\x06layers\x18\x01 \x03(\x0b\x32\x1a.outrider.v1.LayerFeatures\"J\n\rLayerFeatures\x12\r\n\x05layer\x18\x01 \x01(\r\x12*\n\rhidden_states\x18\x02 \x01(\x0b\x32\x13.outrider.v1.Tensor\"G\n\x07Timings\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\ncompute_us\x18\x02 \x01(\x04\x12\x16\n\x0e\x62\x61tch_sessions\x18\x03 \x01(\r\":\n\tItemError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"E\n\x0e\x44raftWorkerRef\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07trusted\x18\x03 \x01(\x08*m\n\x0e\x41\x63\x63\x65ptanceRule\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_RULE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x41\x43\x43\x45PTANCE_RULE_COUPLED\x10\x01\x12\x1d\n\x19\x41\x43\x43\x45PTANCE_RULE_REJECTION\x10\x02*f\n\x0fSpeculationMode\x12 \n\x1cSPECULATION_MODE_UNSPECIFIED\x10\x00\x12\x17\n\x13SPECULATION_MODE_ON\x10\x01\x12\x18\n\x14SPECULATION_MODE_OFF\x10\x02*z\n\x0bTensorDtype\x12\x1c\n\x18TENSOR_DTYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14TENSOR_DTYPE_FLOAT32\x10\x01\x12\x19\n\x15TENSOR_DTYPE_BFLOAT16\x10\x02\x12\x18\n\x14TENSOR_DTYPE_FLOAT16\x10\x03*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04*\x92\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x01\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x02\x12\x1a\n\x16TOKEN_ORIGIN_RECOVERED\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/types.proto\x12\x0boutrider.v1\"\xef\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12*\n\nlogit_bias\x18\t \x03(\x0b\x32\x16.outrider.v1.LogitBias\x12(\n\tbad_words\x18\n \x03(\x0b\x32\x15.outrider.v1.TokenIds\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x13\n\x0b\x61llowed_ids\x18\x0c \x03(\r\x12\x12\n\nbanned_ids\x18\r \x03(\rB\x08\n\x06_top_pB\x15\n\x13_repetition_penalty\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"0\n\x0eLogprobOptions\x12\x0b\n\x03top\x18\x01 \x01(\r\x12\x11\n\tprocessed\x18\x02 \x01(\x08\"H\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"\x96\x01\n\x12SpeculationOptions\x12*\n\x04mode\x18\x01 \x01(\x0e\x32\x1c.outrider.v1.SpeculationMode\x12\x11\n\tdraft_len\x18\x02 \x01(\r\x12)\n\x04rule\x18\x03 \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRule\x12\x16\n\x0e\x61uto_draft_len\x18\x04 \x01(\x08\"\x82\x01\n\x12SpeculationFigures\x12\x0e\n\x06rounds\x18\x01 \x01(\x04\x12\x0e\n\x06\x64rafts\x18\x02 \x01(\x04\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x01(\x04\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x05 \x03(\x04\"g\n\x05\x44raft\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12*\n\x01q\x18\x03 \x03(\x0b\x32\x1f.outrider.v1.SparseDistribution\x12\x0e\n\x06priced\x18\x04 \x01(\x08\"8\n\x12SparseDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x03(\r\"N\n\x06Tensor\x12\'\n\x05\x64type\x18\x01 \x01(\x0e\x32\x18.outrider.v1.TensorDtype\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"6\n\x08\x46\x65\x61tures\x12*\n\x06layers\x18\x01 \x03(\x0b\x32\x1a.outrider.v1.LayerFeatures\"J\n\rLayerFeatures\x12\r\n\x05layer\x18\x01 \x01(\r\x12*\n\rhidden_states\x18\x02 \x01(\x0b\x32\x13.outrider.v1.Tensor\"G\n\x07Timings\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\ncompute_us\x18\x02 \x01(\x04\x12\x16\n\x0e\x62\x61tch_sessions\x18\x03 \x01(\r\":\n\tItemError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"E\n\x0e\x44raftWorkerRef\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07trusted\x18\x03 \x01(\x08*m\n\x0e\x41\x63\x63\x65ptanceRule\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_RULE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x41\x43\x43\x45PTANCE_RULE_COUPLED\x10\x01\x12\x1d\n\x19\x41\x43\x43\x45PTANCE_RULE_REJECTION\x10\x02*f\n\x0fSpeculationMode\x12 \n\x1cSPECULATION_MODE_UNSPECIFIED\x10\x00\x12\x17\n\x13SPECULATION_MODE_ON\x10\x01\x12\x18\n\x14SPECULATION_MODE_OFF\x10\x02*z\n\x0bTensorDtype\x12\x1c\n\x18TENSOR_DTYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14TENSOR_DTYPE_FLOAT32\x10\x01\x12\x19\n\x15TENSOR_DTYPE_BFLOAT16\x10\x02\x12\x18\n\x14TENSOR_DTYPE_FLOAT16\x10\x03*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04*\x92\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x01\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x02\x12\x1a\n\x16TOKEN_ORIGIN_RECOVERED\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ACCEPTANCERULE']._serialized_start=1504
-  _globals['_ACCEPTANCERULE']._serialized_end=1613
-  _globals['_SPECULATIONMODE']._serialized_start=1615
-  _globals['_SPECULATIONMODE']._serialized_end=1717
-  _globals['_TENSORDTYPE']._serialized_start=1719
-  _globals['_TENSORDTYPE']._serialized_end=1841
-  _globals['_FINISHREASON']._serialized_start=1844
-  _globals['_FINISHREASON']._serialized_end=1993
-  _globals['_TOKENORIGIN']._serialized_start=1996
-  _globals['_TOKENORIGIN']._serialized_end=2142
+  _globals['_ACCEPTANCERULE']._serialized_start=1520
+  _globals['_ACCEPTANCERULE']._serialized_end=1629
+  _globals['_SPECULATIONMODE']._serialized_start=1631
+  _globals['_SPECULATIONMODE']._serialized_end=1733
+  _globals['_TENSORDTYPE']._serialized_start=1735
+  _globals['_TENSORDTYPE']._serialized_end=1857
+  _globals['_FINISHREASON']._serialized_start=1860
+  _globals['_FINISHREASON']._serialized_end=2009
+  _globals['_TOKENORIGIN']._serialized_start=2012
+  _globals['_TOKENORIGIN']._serialized_end=2158
   _globals['_SAMPLINGPARAMS']._serialized_start=41
   _globals['_SAMPLINGPARAMS']._serialized_end=408
   _globals['_LOGITBIAS']._serialized_start=410
@@ -58,19 +58,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SPECULATIONFIGURES']._serialized_start=809
   _globals['_SPECULATIONFIGURES']._serialized_end=939
   _globals['_DRAFT']._serialized_start=941
-  _globals['_DRAFT']._serialized_end=1028
-  _globals['_SPARSEDISTRIBUTION']._serialized_start=1030
-  _globals['_SPARSEDISTRIBUTION']._serialized_end=1086
-  _globals['_TENSOR']._serialized_start=1088
-  _globals['_TENSOR']._serialized_end=1166
-  _globals['_FEATURES']._serialized_start=1168
-  _globals['_FEATURES']._serialized_end=1222
-  _globals['_LAYERFEATURES']._serialized_start=1224
-  _globals['_LAYERFEATURES']._serialized_end=1298
-  _globals['_TIMINGS']._serialized_start=1300
-  _globals['_TIMINGS']._serialized_end=1371
-  _globals['_ITEMERROR']._serialized_start=1373
-  _globals['_ITEMERROR']._serialized_end=1431
-  _globals['_DRAFTWORKERREF']._serialized_start=1433
-  _globals['_DRAFTWORKERREF']._serialized_end=1502
+  _globals['_DRAFT']._serialized_end=1044
+  _globals['_SPARSEDISTRIBUTION']._serialized_start=1046
+  _globals['_SPARSEDISTRIBUTION']._serialized_end=1102
+  _globals['_TENSOR']._serialized_start=1104
+  _globals['_TENSOR']._serialized_end=1182
+  _globals['_FEATURES']._serialized_start=1184
+  _globals['_FEATURES']._serialized_end=1238
+  _globals['_LAYERFEATURES']._serialized_start=1240
+  _globals['_LAYERFEATURES']._serialized_end=1314
+  _globals['_TIMINGS']._serialized_start=1316
+  _globals['_TIMINGS']._serialized_end=1387
+  _globals['_ITEMERROR']._serialized_start=1389
+  _globals['_ITEMERROR']._serialized_end=1447
+  _globals['_DRAFTWORKERREF']._serialized_start=1449
+  _globals['_DRAFTWORKERREF']._serialized_end=1518
 # @@protoc_insertion_point(module_scope)

@@ -7,8 +7,9 @@ import pytest
 from outrider.drafting.base import PLAIN_LAW, DraftLaw, DraftRequest, check_base_len
 from outrider.drafting.hybrid import HybridDrafter
 from outrider.drafting.suffix import INDEX_CHUNK, SuffixDrafter
+from outrider.drafting.tree import Guess
 from outrider.errors import FencedError, InvalidRequestError, UnknownSessionError
-from outrider.messages import Draft, SamplingParams, Tensor
+from outrider.messages import Draft, Price, SamplingParams, Tensor
 
 GREEDY = SamplingParams()
 FORBIDDEN = 10**6
@@ -26,6 +27,7 @@ class Successors:
         self.held: dict[str, list[int]] = {}
         self.asked: list[list[str]] = []
         self.ready = True
+        self.knows_chances = True
 
     def open(
         self,
@@ -46,6 +48,14 @@ class Successors:
             else None
             for r in requests
         ]
+
+    def guess(self, requests: Sequence[DraftRequest]) -> list[tuple[Draft, Guess] | None]:
+        found: list[tuple[Draft, Guess] | None] = []
+        for draft in self.propose(requests):
+            tokens = draft.token_ids if draft is not None and self.knows_chances else ()
+            guess = Guess.levels([(t, t + 500) for t in tokens], [(0.6, 0.2)] * len(tokens))
+            found.append(None if draft is None else (draft, guess))
+        return found
 
     def commit(
         self,
@@ -184,3 +194,59 @@ def test_plain_steps_say_nothing_about_either(hybrid: HybridDrafter, model: Succ
         hybrid.commit("s", held, [token])
     # One token that was there once before promises less than a model of which little is known.
     assert hybrid.propose([DraftRequest("s", 3)]) == [Draft((901, 902, 903))]
+
+
+TREES = DraftLaw(max_nodes=16)
+CHEAP = Price(row=0.05, second=0.0)
+
+
+def test_what_both_say_is_one_tree(hybrid: HybridDrafter, model: Successors) -> None:
+    # 5 was followed by 900 once; the model says 6, 7 and beside them 506, 507.
+    hybrid.open("s", [5, 900, 901, 30, 5], GREEDY, TREES)
+    (draft,) = hybrid.propose([DraftRequest("s", 2, CHEAP)])
+    assert draft is not None
+    assert draft.priced
+    paths = path_tokens(draft)
+    assert {(6,), (6, 7), (506,), (900,)} <= paths
+    # The likeliest come first, and parents before their children.
+    assert draft.token_ids[0] == 6
+    assert all(parent < node for node, parent in enumerate(draft.parents))
+
+
+def test_dear_rows_leave_less_in_the_tree(hybrid: HybridDrafter) -> None:
+    hybrid.open("s", [5, 900, 901, 30, 5], GREEDY, TREES)
+    sizes = []
+    for row in (0.01, 0.1, 0.3, 0.7):
+        (draft,) = hybrid.propose([DraftRequest("s", 4, Price(row, 0.0))])
+        assert draft is not None
+        assert draft.priced
+        sizes.append(len(draft.token_ids))
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[2] > sizes[3] == 0
+
+
+def test_a_certain_lookup_needs_no_model(hybrid: HybridDrafter, model: Successors) -> None:
+    hybrid.open("s", PHRASE * 20, GREEDY, TREES)
+    (draft,) = hybrid.propose([DraftRequest("s", 6, Price(row=0.05, second=1e9))])
+    # What the model costs is not known before it was asked.
+    assert model.asked == [["s"]]
+    (draft,) = hybrid.propose([DraftRequest("s", 6, Price(row=0.05, second=1e9))])
+    assert model.asked == [["s"]]
+    assert draft == Draft((11, 12, 13, 14, 15, 16), priced=True)
+
+
+@pytest.mark.parametrize("law", [PLAIN_LAW, TREES])
+def test_where_trees_or_chances_are_missing_the_better_one_is_taken(
+    hybrid: HybridDrafter, model: Successors, law: DraftLaw
+) -> None:
+    model.knows_chances = law is PLAIN_LAW
+    hybrid.open("s", [5, 900, 901, 30, 50], GREEDY, law)
+    assert hybrid.propose([DraftRequest("s", 3, CHEAP)]) == [Draft((51, 52, 53))]
+
+
+def path_tokens(draft: Draft) -> set[tuple[int, ...]]:
+    """The tokens that lead to each node, itself included."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(draft.token_ids, draft.parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return set(paths)

@@ -28,6 +28,8 @@ NAMES = {
     "batch": "Eight plain sessions at once against vLLM.",
     "gguf": "A GGUF file as it is, one plain session, against llama.cpp.",
     "overhead": "What a step takes outside the model, for 1, 8 and 32 sessions.",
+    "tensor-parallel": "What a step costs on several ranks, and where the time goes.",
+    "rank-faults": "From the loss of a rank to the next token, and until the group is back.",
     "prefix": "Time to the first token of a prompt that was there before.",
     "stall": "The longest gap of a running session while a long prompt comes in.",
     "lookup": "What a looked-up proposal costs at 32k tokens, and what is accepted of it.",

@@ -24,8 +24,12 @@ from outrider.messages import (
     StartSession,
 )
 from outrider.model.paged import PagedModel, Segment
+from outrider.model.parallel.leader import ParallelModel
 from outrider.model.rows import StepOutput
+from outrider.sampling.rows import Row
+from outrider.sampling.scores import Scores, WholeScores
 from verify_worker.config import Settings as WorkerSettings
+from verify_worker.leading import Ranks
 from verify_worker.runner import Runner
 from verify_worker.state import Decided, Output, Plan, Session, ToCoordinator, Work
 from verify_worker.target import load_target
@@ -56,7 +60,7 @@ class Step:
 class TimedModel:
     """A model with its pages that adds up the seconds of its forwards."""
 
-    def __init__(self, model: PagedModel) -> None:
+    def __init__(self, model: PagedModel | ParallelModel) -> None:
         self.seconds = 0.0
         self._model = model
 
@@ -68,6 +72,17 @@ class TimedModel:
         finally:
             self.seconds += time.perf_counter() - began
 
+    def score(
+        self,
+        segments: Sequence[Segment],
+        rows: Sequence[Row],
+        whole: Sequence[int],
+        token_count: int,
+    ) -> Scores:
+        """The model's own, over the forward that is timed."""
+        output = self.step(segments)
+        return WholeScores(output.logits[:, :token_count].float(), output.hidden, rows)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
@@ -77,11 +92,15 @@ class VerifyEngine:
 
     name = "Outrider"
 
-    def __init__(self, path: str, *, threads: int, **settings: Any) -> None:
+    def __init__(
+        self, path: str, *, threads: int, ranks: Ranks | None = None, **settings: Any
+    ) -> None:
         """Load a checkpoint; `settings` are further ones of a verify worker."""
         # Enough for every benchmark, and no matter how much memory others have left.
         settings = {"kv_memory": "1GiB", **settings}
-        target = load_target(WorkerSettings(model=path, redis_url="", threads=threads, **settings))
+        whole = WorkerSettings(model=path, redis_url="", threads=threads, **settings)
+        target = load_target(whole, ranks)
+        self.model = target.model
         self.scheduler = target.scheduler
         self.context_len = target.context_len
         self._forwards = TimedModel(target.model)

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from bench.engine import VerifyEngine
 from bench.prompts import prompts_of
@@ -121,6 +122,6 @@ def run(settings: Settings) -> None:
     report.exit(enforce=settings.bar)
 
 
-def whole_prompts(settings: Settings) -> dict[str, float]:
+def whole_prompts(settings: Settings) -> dict[str, Any]:
     """The settings of a worker that takes the prompt in one step."""
     return {"step_tokens": settings.prompt_tokens + 16, "prefill_slowdown": 1e9}

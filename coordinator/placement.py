@@ -2,7 +2,8 @@
 
 `load` counts the sessions that this coordinator has on each worker, by worker id: it is
 exact at once, while the number that a worker reports is late by a heartbeat and only
-decides between equals.
+decides between equals. Both count by the worker's `weight`: one that is twice as big gets twice
+the sessions.
 
 A verify worker that holds the KV of a prefix saves its prefill, and costs the sessions there a
 larger batch. So it is taken in spite of `held tokens / TOKENS_A_SESSION` more sessions than
@@ -109,7 +110,9 @@ def _room(worker: WorkerRecord, load: Mapping[str, int]) -> bool:
 
 
 def _least_loaded(workers: list[WorkerRecord], load: Mapping[str, int]) -> WorkerRecord | None:
-    def key(worker: WorkerRecord) -> tuple[int, int, str]:
-        return load.get(worker.worker_id, 0), worker.sessions, worker.worker_id
+    def key(worker: WorkerRecord) -> tuple[float, float, str]:
+        # Workers differ in size: what counts is the share of what one serves well.
+        weight = worker.weight or worker.capacity
+        return load.get(worker.worker_id, 0) / weight, worker.sessions / weight, worker.worker_id
 
     return min(workers, key=key, default=None)

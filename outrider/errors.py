@@ -16,7 +16,8 @@
     ├── OverloadedError           full; try again later
     ├── UnavailableError          a part that is needed can't be reached
     │   ├── NoVerifyWorkerError
-    │   └── RecordsUnavailableError   Redis does not answer
+    │   ├── RecordsUnavailableError   Redis does not answer
+    │   └── RankLostError             a rank of a split model is gone or stands still
     ├── SessionCancelledError
     ├── DeadlineError
     ├── NumericsError             the model gave NaN or infinite logits
@@ -159,6 +160,12 @@ class RecordsUnavailableError(UnavailableError):
     """Redis does not answer."""
 
     reason = "RECORDS_UNAVAILABLE"
+
+
+class RankLostError(UnavailableError):
+    """A rank of a model that is split over several is gone, or stands still."""
+
+    reason = "RANK_LOST"
 
 
 class SessionCancelledError(OutriderError):

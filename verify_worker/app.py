@@ -1,12 +1,17 @@
 """A verify worker from start to stop."""
 
 import asyncio
+import gc
+import os
+import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from outrider import logs, rpc, service
 from outrider.callers import COORDINATOR_NAME
-from outrider.errors import InternalError
+from outrider.errors import ConfigError, InternalError, RankLostError
+from outrider.model.parallel.leader import ParallelModel
 from outrider.pb.v1 import verify_pb2, verify_pb2_grpc
 from outrider.session.announcing import Announcer
 from outrider.session.prefixes import Holder, PrefixDirectory, keep_published
@@ -18,6 +23,8 @@ from verify_worker.config import Settings
 from verify_worker.draft_links import DraftLinks
 from verify_worker.engine import Engine
 from verify_worker.health import heartbeat, keep_health
+from verify_worker.leading import Ranks
+from verify_worker.scheduler import Scheduler
 from verify_worker.servicer import Identity, VerifyServicer
 from verify_worker.state import Output
 from verify_worker.streams import Streams, deliver
@@ -37,6 +44,7 @@ class VerifyWorker:
         self._settings = settings
         self._identity = Identity(worker_id, service.new_incarnation())
         self._stopping = False
+        self._scheduler: Scheduler | None = None
         self._log = logs.get(__name__)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -46,17 +54,48 @@ class VerifyWorker:
             ConfigError: a setting is wrong, or the model can't be used.
             AddressInUseError: the port is taken.
             InternalError: the engine failed.
+            RankLostError: the ranks of a split target did not start.
         """
-        settings = self._settings
         # Before the model, which may take minutes.
-        tls = settings.open_tls(settings.draft_worker_name)
-        loading = asyncio.create_task(asyncio.to_thread(load_target, settings))
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        target = await loading
-        if not stop.is_set():
-            await self._serve(target, tls, stop)
+        tls = self._settings.open_tls(self._settings.draft_worker_name)
+        if self._settings.tensor_parallel_size == 1:
+            target = await self._load(stop, None)
+            if not stop.is_set():
+                await self._serve(target, tls, stop)
+            return
+        ranks = await asyncio.to_thread(open_ranks, self._settings)
+        _take_signals_back()
+        try:
+            while not stop.is_set():
+                await self._serve_with(ranks, tls, stop)
+        finally:
+            await asyncio.to_thread(ranks.close)
+
+    async def _serve_with(self, ranks: Ranks, tls: TlsFiles | None, stop: asyncio.Event) -> None:
+        """Serve until `stop`, or until a rank is lost; then all others have ended too."""
+        try:
+            target = await self._load(stop, ranks)
+            if stop.is_set():
+                return
+            try:
+                await self._serve(target, tls, stop)
+            except RankLostError as error:
+                why = await asyncio.to_thread(ranks.loss)
+                self._log.error("the ranks start anew", error=error.message, cause=why)
+                # Whoever knew the worker before must not take it for the same.
+                incarnation = service.new_incarnation()
+                self._identity = Identity(self._identity.worker_id, incarnation)
+                self._stopping = False
+            else:
+                await asyncio.to_thread(_let_end, target)
+        finally:
+            await asyncio.to_thread(ranks.clear)
+
+    async def _load(self, stop: asyncio.Event, ranks: Ranks | None) -> Target:
+        """The loaded target; on `stop` it comes all the same, since nothing else can end that."""
+        # What is left of weights and pages before must not be there beside the new ones.
+        gc.collect()
+        return await asyncio.to_thread(load_target, self._settings, ranks)
 
     async def _serve(self, target: Target, tls: TlsFiles | None, stop: asyncio.Event) -> None:
         settings = self._settings
@@ -65,14 +104,15 @@ class VerifyWorker:
         def publish(outputs: Sequence[Output]) -> None:
             loop.call_soon_threadsafe(deliver, outputs, streams, links)
 
-        engine = Engine(target.scheduler, target.runner, publish, SessionSpans())
+        pulse = target.model.pulse if isinstance(target.model, ParallelModel) else None
+        engine = Engine(target.scheduler, target.runner, publish, SessionSpans(), meet_ranks=pulse)
         streams = Streams(lambda: heartbeat(engine, self._identity))
         links = DraftLinks(engine.post, tls)
         server = rpc.Server(tls=tls, checks=settings.peer_checks(COORDINATOR_NAME))
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(
             VerifyServicer(self._identity, engine, streams), server.grpc
         )
-        metrics.export(target.scheduler, settings.max_draft_len)
+        self._export_metrics(target.scheduler)
         async with connect(
             settings.redis_url,
             password_file=settings.redis_password_file,
@@ -116,8 +156,17 @@ class VerifyWorker:
                 ended = await asyncio.to_thread(engine.stop, _STOP_S)
             if not ended:
                 raise InternalError(f"the engine hangs: no end of a step within {_STOP_S:g} s")
+            if died.done() and isinstance(fault := died.exception(), RankLostError):
+                raise RankLostError(fault.message)  # without what it holds on to
             if died.done() and died.exception() is not None:
                 raise InternalError("the engine failed; the log has the traceback")
+
+    def _export_metrics(self, scheduler: Scheduler) -> None:
+        """Have the metrics read this scheduler, from now on."""
+        first = self._scheduler is None
+        self._scheduler = scheduler
+        if first:
+            metrics.export(lambda: self._scheduler or scheduler, self._settings.max_draft_len)
 
     async def _publish_prefixes(self, redis: Redis, target: Target, stop: asyncio.Event) -> None:
         """Tell coordinators what new sessions can go on from here, until `stop`."""
@@ -155,6 +204,7 @@ class VerifyWorker:
             model_fingerprint=target.fingerprint,
             tokenizer_fingerprint=target.tokenizer_fingerprint,
             capacity=self._settings.max_sessions,
+            weight=target.weight,
             sessions=len(target.scheduler.sessions),
             draining=self._identity.draining,
             context_len=target.context_len,
@@ -162,3 +212,45 @@ class VerifyWorker:
             dtype=target.dtype,
             numerics=target.numerics,
         )
+
+
+def open_ranks(settings: Settings) -> Ranks:
+    """A Ray with room for the ranks of a split target.
+
+    Raises:
+        ConfigError: Ray is not installed, or there is none.
+    """
+    try:
+        # Not at the top: one rank needs no Ray, and importing it takes long.
+        from verify_worker.ray_group import Cluster, RayRanks
+    except ImportError as error:
+        raise ConfigError(
+            f"--tensor-parallel-size {settings.tensor_parallel_size} needs Ray ({error}): "
+            "install outrider[ray]"
+        ) from error
+    size = settings.tensor_parallel_size
+    # Nobody else is on a Ray of our own.
+    shared = 1 if settings.ray_address else max(1, (os.cpu_count() or 1) // size)
+    return RayRanks.connect(
+        Cluster(
+            size=size,
+            address=settings.ray_address,
+            strategy=settings.ray_strategy,
+            cuda=settings.device.startswith("cuda"),
+            cpus=settings.threads or shared,
+            start_s=settings.rank_start_s,
+        )
+    )
+
+
+def _take_signals_back() -> None:
+    """Have the handlers of this process again, in whose place Ray puts some of its own."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.getsignal(number))
+
+
+def _let_end(target: Target) -> None:
+    """Tell the ranks of a split target that this was all."""
+    if isinstance(target.model, ParallelModel):
+        with suppress(RankLostError):
+            target.model.stop()

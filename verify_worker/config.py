@@ -47,6 +47,30 @@ class Settings(ServiceSettings):
         help="Attention over pages: sequence by sequence, or in one kernel (CUDA).",
     )
     device: str = setting("cpu", help="Where the model runs: cpu, cuda, cuda:1.")
+    tensor_parallel_size: int = setting(
+        1,
+        at_least=1,
+        help="Ranks that the model is split over, with Ray; 1 needs no Ray. See --ray-address.",
+    )
+    ray_address: str = setting(
+        "", help="A Ray that runs, such as 10.0.0.1:6379; empty starts one for this worker alone."
+    )
+    ray_strategy: str = setting(
+        "pack",
+        choices=("pack", "spread"),
+        help="pack: all ranks on this host; spread: over the hosts of the cluster.",
+    )
+    rank_port: int = setting(
+        0, at_least=0, at_most=65535, help="Port where the ranks meet; 0 takes a free one."
+    )
+    rank_timeout_s: float = setting(
+        5.0,
+        at_least=0.5,
+        help="Seconds that a rank may let the others wait in a step before all of them end.",
+    )
+    rank_start_s: float = setting(
+        300.0, at_least=1, help="Seconds for the ranks to start, and again to load."
+    )
     k: str = setting(
         AUTO,
         help="Draft length of a round: auto, by expected value, or fixed:N tokens; requests and "
@@ -75,7 +99,9 @@ class Settings(ServiceSettings):
     )
     calibrate: bool = setting(True, help="Time a few steps at start, for up to 2 s.")
     kv_memory: str = setting(
-        AUTO, help="Memory for the target's KV, such as 512MiB; auto: a share of what is free."
+        AUTO,
+        help="Memory for the target's KV on each rank, such as 512MiB; auto: a share of what is "
+        "free.",
     )
     prefix_cache: bool = setting(
         True,

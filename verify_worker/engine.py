@@ -4,6 +4,7 @@ Everything else talks to it through `post` (from any thread) and `publish` (call
 engine's thread). Messages are handled between steps, in order.
 """
 
+import math
 import queue
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import Protocol
 
 from outrider import logs
 from outrider.clock import AwakeClock
-from outrider.errors import InternalError, OutriderError
+from outrider.errors import InternalError, OutriderError, RankLostError
 from outrider.messages import (
     AssignDrafter,
     CloseSession,
@@ -33,6 +34,8 @@ _LOG = logs.get(__name__)
 _LEAST_WAIT_S = 0.001
 # How often `clock` has to tick while the engine runs.
 TICK_S = 0.25
+# How often the ranks of a split target are met while there is nothing to run.
+MEET_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,8 @@ class Engine:
     """One scheduler and one runner in one thread.
 
     `finished` is done when the thread has ended, and carries the exception when that was a
-    fault. `pulse` tells whether it hangs, as long as somebody ticks `awake`.
+    fault. `pulse` tells whether it hangs, as long as somebody ticks `awake`. `meet_ranks` makes
+    sure that all ranks of a split target are there, or raises.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class Engine:
         publish: Callable[[Sequence[Output]], None],
         spans: SessionSpans,
         clock: Callable[[], float] = time.monotonic,
+        meet_ranks: Callable[[], None] | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.finished: Future[None] = Future()
@@ -107,6 +112,8 @@ class Engine:
         self._publish = publish
         self._spans = spans
         self._clock = clock
+        self._meet_ranks = meet_ranks
+        self._met_at_s = clock()
         self._inbox: queue.SimpleQueue[tuple[float, Message | None]] = queue.SimpleQueue()
         self._drains: list[Future[None]] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -169,7 +176,12 @@ class Engine:
         timeout = None
         if wait:
             now_s = self._clock()
+            if self._meet_ranks is not None and now_s - self._met_at_s >= MEET_S:
+                self._meet_ranks()
+                self._met_at_s = self._clock()
             wake_at = self.scheduler.wake_at_s(now_s)
+            if self._meet_ranks is not None:
+                wake_at = min(self._met_at_s + MEET_S, wake_at or math.inf)
             # A session can be due and still have to wait for blocks: no spinning meanwhile.
             timeout = None if wake_at is None else max(wake_at - now_s, _LEAST_WAIT_S)
             self.pulse.rest()
@@ -185,10 +197,13 @@ class Engine:
         self.scheduler.reserve(plan)
         try:
             outcome = self._runner.run(plan)
+        except RankLostError:
+            raise  # the worker ends with its ranks; its sessions go on elsewhere
         except Exception as error:
             _LOG.exception("runner failed")
             failure = InternalError(f"the verify worker failed: {error}")
             outcome = Outcome((failure,) * len(plan.work), 0.0)
+        self._met_at_s = self._clock()
         return self.scheduler.apply(plan, outcome, self._clock())
 
     def _handle(self, message: Message, came_at_s: float) -> list[Output]:

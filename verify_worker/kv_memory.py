@@ -4,14 +4,17 @@ import torch
 
 from outrider.errors import ConfigError
 from outrider.memory import available_bytes, format_bytes, parse_bytes
+from outrider.model.blocks import BLOCK_TOKENS
+from outrider.model.memory_plan import CUDA_SHARE
 from verify_worker.config import AUTO
 
-# What `auto` takes of the memory that is free once the weights are loaded; the rest is for
-# activations and for whatever else runs there. On a CPU the pages are touched at start, so
-# that more than this is taken by those only who ask for it.
+# What `auto` takes of the memory that is free once the weights are loaded (on CUDA, `CUDA_SHARE`);
+# the rest is for activations and for whatever else runs there. On a CPU the pages are touched at
+# start, so that more than this is taken by those only who ask for it.
 CPU_SHARE = 0.5
 CPU_MOST = 4 * 2**30
-CUDA_SHARE = 0.85
+# Tokens of a session, for comparisons of workers: what of the context most of them use.
+USUAL_TOKENS = 1024
 
 
 def budget_bytes(wanted: str, device: torch.device) -> int:
@@ -42,6 +45,17 @@ def pool_blocks(budget: int, bytes_per_block: int, most: int, wanted: str) -> in
             f"{format_bytes(bytes_per_block)}; give more"
         )
     return blocks
+
+
+def most_blocks(max_sessions: int, context_len: int) -> int:
+    """Blocks that are of use: one session can't have more than the context."""
+    return max_sessions * -(-context_len // BLOCK_TOKENS)
+
+
+def sessions_held(blocks: int, context_len: int, max_sessions: int) -> int:
+    """Sessions of a usual length whose KV is there at once; at least one, most `max_sessions`."""
+    each = -(-min(context_len, USUAL_TOKENS) // BLOCK_TOKENS)
+    return max(min(blocks // each, max_sessions), 1)
 
 
 def statement(

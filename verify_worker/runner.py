@@ -6,6 +6,7 @@ The only part of the worker that touches the model.
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -15,15 +16,17 @@ from outrider.errors import (
     InvalidRequestError,
     NumericsError,
     OutriderError,
+    RankLostError,
 )
 from outrider.messages import AcceptanceRule
-from outrider.model.paged import PagedModel, Segment
+from outrider.model.paged import Segment, StepModel
 from outrider.model.tensors import packed
-from outrider.sampling.acceptance import TargetTokens, Verdict, verify_tree
-from outrider.sampling.coupled import Targets, TargetsFrom, processed_scores, unusable_rows
+from outrider.sampling.acceptance import Verdict, verify_tree
+from outrider.sampling.coupled import TargetsFrom, processed_scores, unusable_rows
 from outrider.sampling.logprobs import token_logprobs
 from outrider.sampling.rejection import KeyedChance, dense, one_hot, verify_rejection
 from outrider.sampling.rows import Row
+from outrider.sampling.scores import Scores
 from verify_worker.state import Decided, Outcome, Plan, Work
 
 _LOG = logs.get(__name__)
@@ -33,7 +36,7 @@ Result = Decided | OutriderError | None
 class Runner:
     """The target model over its pages; ids from `token_count` on are padding, never chosen."""
 
-    def __init__(self, model: PagedModel, token_count: int) -> None:
+    def __init__(self, model: StepModel, token_count: int) -> None:
         self._model = model
         self._token_count = token_count
 
@@ -42,6 +45,8 @@ class Runner:
         started = time.perf_counter()
         try:
             results = self._run(plan.work)
+        except RankLostError:
+            raise  # no session's fault, and none can go on
         except Exception:
             _LOG.exception("step failed; its sessions are tried one by one", rows=plan.rows)
             results = [self._run_alone(work) for work in plan.work]
@@ -61,21 +66,23 @@ class Runner:
             Segment(w.token_ids, w.session.table, len(rows), w.parents)
             for w, rows in zip(work, rows_of, strict=True)
         ]
-        output = self._model.step(segments)
-        logits, hidden = output.logits[:, : self._token_count].float(), output.hidden
         rows = [row for of_one in rows_of for row in of_one]
-        targets = Targets(logits, rows)
+        begins = [0, *accumulate(len(of_one) for of_one in rows_of)]
+        whole = [
+            row
+            for w, (begin, end) in zip(work, pairwise(begins), strict=True)
+            if _needs_logits(w)
+            for row in range(begin, end)
+        ]
+        scores = self._model.score(segments, rows, whole, self._token_count)
         results: list[Result] = []
-        begin = 0
-        for w, of_one in zip(work, rows_of, strict=True):
-            end = begin + len(of_one)
-            own = TargetsFrom(targets, begin)
-            result = _decide(w, of_one, logits[begin:end], own) if w.decides else None
+        for w, of_one, begin in zip(work, rows_of, begins, strict=False):
+            result = _decide(w, of_one, scores, begin) if w.decides else None
             if w.keeps_hidden and isinstance(result, Decided):
                 # Now: the next step writes where they are.
-                result = replace(result, hidden=packed(hidden[begin:end][_deciding(result)]))
+                hidden = scores.hidden([begin + row for row in _deciding(result)])
+                result = replace(result, hidden=packed(hidden))
             results.append(result)
-            begin = end
         # In a tree what was accepted lies apart; in a chain it is in its place already.
         self._model.keep_paths(
             [
@@ -114,20 +121,26 @@ def _kept_rows(work: Work, verdict: Verdict) -> list[int]:
     return [*range(first), *(first + node for node in verdict.path)]
 
 
-def _decide(work: Work, rows: list[Row], logits: torch.Tensor, targets: TargetTokens) -> Result:
-    """The verdict on one session's draft and what goes with it; logits are [n + 1, V].
+def _needs_logits(work: Work) -> bool:
+    """Whether the logits of its rows are looked at, not only the tokens they lead to."""
+    return work.session.rule is AcceptanceRule.REJECTION or work.session.logprobs is not None
+
+
+def _decide(work: Work, rows: list[Row], scores: Scores, begin: int) -> Result:
+    """The verdict on one session's draft and what goes with it; its rows are from `begin` on.
 
     A row that decides nothing matters only when it is reached: one that only a rejected draft
     leads to is no fault of the session's.
     """
-    draft = work.draft.token_ids
+    draft, targets = work.draft.token_ids, TargetsFrom(scores.targets, begin)
     if work.session.rule is AcceptanceRule.REJECTION:
+        logits = scores.logits(begin, begin + len(rows))
         verdict, dead = _verify_rejection(work, rows, logits)
         first_dead = min(dead, default=len(rows))
         if verdict.accepted >= first_dead:
-            return _dead_end(work, logits[first_dead], first_dead)
+            return _dead_end(work, scores.broken(begin + first_dead), first_dead)
     elif targets[0] is None:
-        return _dead_end(work, logits[0], 0)
+        return _dead_end(work, scores.broken(begin), 0)
     else:
         parents = work.parents or range(-1, len(draft) - 1)
         verdict = verify_tree(draft, parents, targets)
@@ -136,6 +149,7 @@ def _decide(work: Work, rows: list[Row], logits: torch.Tensor, targets: TargetTo
         return Decided(verdict)
     decided = Decided(verdict)
     deciding = _deciding(decided)
+    logits = scores.logits(begin, begin + len(rows))
     logprobs = token_logprobs(
         logits[deciding], [rows[row] for row in deciding], verdict.token_ids, options
     )
@@ -163,8 +177,8 @@ def _verify_rejection(
     return verify_rejection(draft.token_ids, q, p, rows[0].position, chance), dead
 
 
-def _dead_end(work: Work, logits: torch.Tensor, drafted: int) -> OutriderError:
+def _dead_end(work: Work, broken: bool, drafted: int) -> OutriderError:
     after = f"after {len(work.session.tokens) + drafted} tokens of this session"
-    if unusable_rows(logits[None]):
+    if broken:
         return NumericsError(f"the target model gave NaN or infinite logits {after}")
     return InvalidRequestError(f"the request's own constraints bar every token {after}")

@@ -30,6 +30,7 @@ COMMANDS = {
         "outrider.cli.verify_exactness",
         "Compare a whole system with its target model.",
     ),
+    "plan": ("outrider.cli.plan", "Tell what a model takes on each of N GPUs."),
     "train": ("outrider.cli.train", "Train a draft model on what the target says."),
     "fetch-model": ("outrider.cli.fetch_model", "Fetch the embedded model into the cache."),
     "coordinator": ("outrider.cli.services", "Run a coordinator."),

@@ -57,6 +57,7 @@ class LeanDecoder:
         self._layers = [_layer(layer, fuse) for layer in parts.layers]
         self._head = fuse([parts.head])
         self._attention = attention
+        self._total = parts.total or _same
 
     def run(
         self,
@@ -70,7 +71,7 @@ class LeanDecoder:
         x = inputs
         if x is None:
             ids = torch.tensor(rows.token_ids, device=device)
-            x = functional.embedding(ids, self._parts.embed)
+            x = self._parts.embed(ids)
         positions = torch.tensor([rows.positions], device=device)
         cos, sin = (part[0, :, None] for part in self._parts.rotary(x, positions))  # [N, 1, D]
         # The halves of a head swap places, and the first comes back negative.
@@ -84,12 +85,12 @@ class LeanDecoder:
             if index == last:
                 # Only the rows whose logits are wanted go on from the last attention.
                 if wanted is None:
-                    return StepOutput(x.new_empty(0, len(self._parts.embed)), x[:0])
+                    return StepOutput(x.new_empty(0, self._parts.head.out_features), x[:0])
                 if len(wanted) < len(x):
                     x, mixed = x[wanted], mixed[wanted]
-            x = layer.out(mixed).add_(x)
+            x = self._total(layer.out(mixed)).add_(x)
             gate, up = layer.gate_up(normalised(x, layer.mlp_norm)).chunk(2, -1)
-            x = layer.down(functional.silu(gate).mul_(up)).add_(x)
+            x = self._total(layer.down(functional.silu(gate).mul_(up))).add_(x)
         hidden = normalised(x, self._parts.norm)
         return StepOutput(self._head(hidden), hidden)
 
@@ -120,6 +121,11 @@ class LeanDecoder:
         heads[:, :rotated] = torch.addcmul(turning * cos, swapped, signed_sin)
         attention.keep(index, heads[:, self._heads :].flatten(1))
         return attention.attend(index, heads[:, : self._heads], layer.how).flatten(1)
+
+
+def _same(x: torch.Tensor) -> torch.Tensor:
+    """The sum over one rank."""
+    return x
 
 
 def normalised(x: torch.Tensor, norm: Norm) -> torch.Tensor:

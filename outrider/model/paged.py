@@ -13,8 +13,18 @@ from outrider.model.fast import FastNumerics
 from outrider.model.loading import LoadedModel
 from outrider.model.pages import KvPages
 from outrider.model.rows import NO_PARENT, Segment, Span, StepOutput, StepRows, flatten
+from outrider.sampling.rows import Row
+from outrider.sampling.scores import Scores, WholeScores
 
-__all__ = ["NO_PARENT", "Numerics", "PagedModel", "Segment", "block_bytes", "kv_shapes"]
+__all__ = [
+    "NO_PARENT",
+    "Numerics",
+    "PagedModel",
+    "Segment",
+    "StepModel",
+    "block_bytes",
+    "kv_shapes",
+]
 
 
 class Numerics(Protocol):
@@ -42,6 +52,29 @@ class Numerics(Protocol):
         ...
 
 
+class StepModel(Protocol):
+    """What a verify worker runs its steps on: a `PagedModel`, or one split over ranks."""
+
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks of its pages."""
+        ...
+
+    def score(
+        self,
+        segments: Sequence[Segment],
+        rows: Sequence[Row],
+        whole: Sequence[int],
+        token_count: int,
+    ) -> Scores:
+        """Run every row once; see `PagedModel.score`."""
+        ...
+
+    def keep_paths(self, kept: Sequence[tuple[BlockTable, Sequence[int]]]) -> None:
+        """Bring the KV of accepted rows together; see `PagedModel.keep_path`."""
+        ...
+
+
 class PagedModel:
     """A loaded model and `total_blocks` pages of KV of BLOCK_TOKENS tokens each."""
 
@@ -53,6 +86,7 @@ class PagedModel:
         self.pool = BlockPool(total_blocks)
         self._module = model.module
         self._numerics = numerics or FastNumerics()
+        self.arithmetic = self._numerics.arithmetic
         parameter = next(model.module.parameters())
         self._pages = KvPages(
             kv_shapes(model),
@@ -90,6 +124,21 @@ class PagedModel:
         """
         return self._numerics.run(self._module, self._pages, flatten(segments), inputs)
 
+    def score(
+        self,
+        segments: Sequence[Segment],
+        rows: Sequence[Row],
+        whole: Sequence[int],
+        token_count: int,
+    ) -> Scores:
+        """`step`, for tokens to be chosen: `rows` say how, one for each row of logits.
+
+        Rows of logits can be looked at where `whole` names them. Ids from `token_count` on are
+        padding, never chosen.
+        """
+        output = self.step(segments)
+        return WholeScores(output.logits[:, :token_count].float(), output.hidden, rows)
+
     @torch.inference_mode()
     def keep_path(self, table: BlockTable, rows: Sequence[int]) -> None:
         """Bring the KV of accepted rows together, after a step whose rows were a tree.
@@ -103,28 +152,44 @@ class PagedModel:
     @torch.inference_mode()
     def keep_paths(self, kept: Sequence[tuple[BlockTable, Sequence[int]]]) -> None:
         """`keep_path` for several sequences at once."""
-        moves = []
-        for table, rows in kept:
-            span = Span(0, 0, table.kv_len, table.blocks)
-            moves += [
-                (span.slot(table.kv_len + row), span.slot(table.kv_len + i))
-                for i, row in enumerate(rows)
-                if row != i
-            ]
+        self.move(moves_of(kept))
+
+    @torch.inference_mode()
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy KV from slots to slots, all at once (see `Span.slot`)."""
         if moves:
-            source, target = torch.tensor(moves).to(self._pages.device).unbind(1)
+            source, target = torch.tensor(list(moves)).to(self._pages.device).unbind(1)
             self._pages.move(source, target)
+
+
+def moves_of(kept: Sequence[tuple[BlockTable, Sequence[int]]]) -> list[tuple[int, int]]:
+    """From which slot to which the KV of accepted rows has to go."""
+    moves = []
+    for table, rows in kept:
+        span = Span(0, 0, table.kv_len, table.blocks)
+        moves += [
+            (span.slot(table.kv_len + row), span.slot(table.kv_len + i))
+            for i, row in enumerate(rows)
+            if row != i
+        ]
+    return moves
 
 
 @torch.inference_mode()
 def kv_shapes(model: LoadedModel) -> list[tuple[int, int, int]]:
-    """(KV heads, key size, value size) of each layer, found by running one token."""
+    """(KV heads, key size, value size) of each layer, found by running one token.
+
+    The model may be on the meta device.
+    """
     probe = KvShapes()
     device = next(model.module.parameters()).device
+    # Without a mask transformers looks at the numbers of the positions, which may not be there.
+    mask = {"attention_mask": torch.ones((1, 1), device=device)} if device.type == "meta" else {}
     model.module(
         input_ids=torch.zeros((1, 1), dtype=torch.long, device=device),
         position_ids=torch.zeros((1, 1), dtype=torch.long, device=device),
         use_cache=False,
+        **mask,
         **{STEP_ARGUMENT: probe},
     )
     if not probe.shapes:

@@ -6,16 +6,21 @@
         x += down(silu(gate) * up), gate and up from one product
     logits = head(norm(x[wanted]))
 
+Where a model is split over ranks, its parts are one rank's, and what `out` and `down` give is
+summed over the ranks before it is added.
+
 What a model computes stays its own affair: `parts_of` takes only decoders that are known to be
 built this way, and a verify worker compares the two at start (`outrider.model.selfcheck`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
+
+from outrider.model.parallel.linears import RowLinear
 
 _MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
 
@@ -56,15 +61,20 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A whole decoder: `embed` [V, hidden], `rotary` gives cos and sin [1, N, D] of positions."""
+    """A whole decoder, or one rank's part of it.
 
-    embed: torch.Tensor
+    `embed` gives the rows [N, hidden] of N tokens, `rotary` cos and sin [1, N, D] of positions.
+    `total` sums rows over the ranks, in place; None: there is one rank.
+    """
+
+    embed: Any
     rotary: Any
     layers: list[Layer]
     norm: Norm
     head: torch.nn.Linear
     heads: int
     kv_heads: int
+    total: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 def parts_of(module: PreTrainedModel) -> Decoder | None:
@@ -78,15 +88,22 @@ def parts_of(module: PreTrainedModel) -> Decoder | None:
     # Norms of every family have a class of their own, by one name.
     if not all(type(norm).__name__.endswith("RMSNorm") for norm in _norms(untyped)):
         return None
+    layers = [_layer(layer) for layer in untyped.model.layers]
+    first = untyped.model.layers[0]
     return Decoder(
-        untyped.model.embed_tokens.weight,
+        untyped.model.embed_tokens,
         untyped.model.rotary_emb,
-        [_layer(layer) for layer in untyped.model.layers],
+        layers,
         Norm.of(untyped.model.norm),
         untyped.lm_head,
-        config.num_attention_heads,
-        config.num_key_value_heads,
+        layers[0].q.out_features // first.self_attn.head_dim,
+        layers[0].k.out_features // first.self_attn.head_dim,
+        _total(first.mlp.down_proj),
     )
+
+
+def _total(linear: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    return linear.group.total if isinstance(linear, RowLinear) else None
 
 
 def _layer(layer: Any) -> Layer:
@@ -100,12 +117,18 @@ def _layer(layer: Any) -> Layer:
         head_norms=None if q_norm is None else (Norm.of(q_norm), Norm.of(k_norm)),
         scaling=attention.scaling,
         window=_window(attention),
-        out=attention.o_proj,
+        out=_own(attention.o_proj),
         mlp_norm=Norm.of(layer.post_attention_layernorm),
         gate=mlp.gate_proj,
         up=mlp.up_proj,
-        down=mlp.down_proj,
+        down=_own(mlp.down_proj),
     )
+
+
+def _own(linear: Any) -> torch.nn.Linear:
+    """This rank's product of a layer that may be split by its inputs."""
+    own: torch.nn.Linear = linear.inner if isinstance(linear, RowLinear) else linear
+    return own
 
 
 def _window(attention: Any) -> int | None:
@@ -130,6 +153,6 @@ def _norms(module: Any) -> Iterator[torch.nn.Module]:
 def _linears(module: Any) -> Iterator[torch.nn.Module]:
     for layer in module.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
-        yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-        yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        yield from (attention.q_proj, attention.k_proj, attention.v_proj)
+        yield from (_own(attention.o_proj), mlp.gate_proj, mlp.up_proj, _own(mlp.down_proj))
     yield module.lm_head

@@ -8,8 +8,9 @@ layer's attention. Right models came out at 0 to 1.6 times that, in all three ty
 come to is in docs/exactness.md.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -17,9 +18,9 @@ from transformers.masking_utils import eager_mask
 
 from outrider.errors import UnsupportedModelError
 from outrider.model.attention import NAME
-from outrider.model.blocks import BLOCK_TOKENS, BlockTable
+from outrider.model.blocks import BLOCK_TOKENS, BlockPool, BlockTable
 from outrider.model.loading import LoadedModel
-from outrider.model.paged import PagedModel, Segment
+from outrider.model.paged import Segment
 
 # Past two blocks, so that tables and offsets are exercised.
 PROBE_TOKENS = 2 * BLOCK_TOKENS + 5
@@ -34,6 +35,20 @@ LIMITS = {torch.float32: 64.0, torch.float16: 12.0, torch.bfloat16: 4.0}
 # Logits that rounding takes further apart than this can't be checked with that type.
 _MAX_DIFFERENCE = 0.5
 _ROUNDED = "outrider_rounded"
+Whole = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Paged(Protocol):
+    """What is checked: a `PagedModel`, or one that is split over ranks."""
+
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks of its pages."""
+        ...
+
+    def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """Run every row once; see `PagedModel.forward`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +80,12 @@ class OwnLogits:
     rounded: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, model: LoadedModel) -> Self | None:
-        """Run the model's own code; None where its context is too small to tell anything."""
+    def of(cls, model: LoadedModel, whole: Whole | None = None) -> Self | None:
+        """Run the model's own code; None where its context is too small to tell anything.
+
+        Of a model that is split over ranks `whole` puts rows of logits together, on rank 0; on
+        the others, which have to call this too, the result is of no use.
+        """
         length = _probe_length(model)
         if length < _MIN_TOKENS:
             return None
@@ -77,13 +96,13 @@ class OwnLogits:
             model.module.config.model_type,
             model.module.dtype,
             tokens,
-            _own_forward(model, tokens, "eager"),
-            _own_forward(model, tokens, _ROUNDED),
+            _own_forward(model, tokens, "eager", whole or _same),
+            _own_forward(model, tokens, _ROUNDED, whole or _same),
         )
 
 
 def check_paged_forward(
-    own: OwnLogits | None, paged: PagedModel, limit: float | None = None
+    own: OwnLogits | None, paged: Paged, limit: float | None = None
 ) -> Comparison | None:
     """Compare the two; None where the context or the pool is too small for it.
 
@@ -106,7 +125,7 @@ def check_paged_forward(
     return found
 
 
-def compare(own: OwnLogits, paged: PagedModel) -> Comparison:
+def compare(own: OwnLogits, paged: Paged) -> Comparison:
     """Compare the two on fixed tokens, at the place where they are furthest apart.
 
     The tokens go in as prefill chunks, rejected drafts and verifications, beside another
@@ -138,7 +157,7 @@ def _difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 @torch.inference_mode()
 def _own_forward(
-    model: LoadedModel, tokens: list[int], attention: str
+    model: LoadedModel, tokens: list[int], attention: str, whole: Whole
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of the early and the last rows by the model's own code: [_COMPARED, V] each."""
     module = model.module
@@ -155,8 +174,12 @@ def _own_forward(
         ).logits
     finally:
         module.set_attn_implementation(NAME)
-    compared = logits[0].float()
+    compared = whole(logits[0]).float()
     return compared[:_COMPARED], compared[_COMPARED:]
+
+
+def _same(logits: torch.Tensor) -> torch.Tensor:
+    return logits
 
 
 def _rounded_attention(
@@ -186,7 +209,7 @@ def _rounded_attention(
     return output.to(query.dtype).transpose(1, 2).contiguous(), None
 
 
-def _paged_forward(paged: PagedModel, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _paged_forward(paged: Paged, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The same logits through pages."""
     table, other = BlockTable(), BlockTable()
     split = len(tokens) - _COMPARED

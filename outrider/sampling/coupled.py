@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.sampling import gumbel_max
+from outrider.sampling.acceptance import TargetTokens
 from outrider.sampling.best import best_tokens, finite
 from outrider.sampling.noise import gumbels
 from outrider.sampling.processors import constrained_scores, constrains, warped_scores
@@ -39,7 +40,7 @@ def choose(logits: torch.Tensor, rows: Sequence[Row]) -> Choices:
     """
     values, ids = best_tokens(logits)
     usable = finite(values)
-    special = [r for r, row in enumerate(rows) if not _is_simply_greedy(row)]
+    special = [r for r, row in enumerate(rows) if not is_simply_greedy(row)]
     if special and gumbel_max.suits(logits):
         special = _draw_plain(logits, rows, special, values, ids)
     for chunk in _chunks(rows, special, logits.shape[1]):
@@ -79,7 +80,7 @@ class Targets:
                 r
                 for r, row in enumerate(rows)
                 if everything
-                or _is_simply_greedy(row)
+                or is_simply_greedy(row)
                 or (one_pass and not row.drafted and gumbel_max.is_plain(row.sampling))
             ]
         )
@@ -101,9 +102,9 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class TargetsFrom:
-    """`Targets` from a row on, which is row 0 here."""
+    """The targets from a row on, which is row 0 here."""
 
-    targets: Targets
+    targets: TargetTokens
     begin: int
 
     def __getitem__(self, row: int) -> int | None:
@@ -191,7 +192,8 @@ def _draw_plain(
     return left + gumbel_max.draw(logits, rows, wanted, values, ids)
 
 
-def _is_simply_greedy(row: Row) -> bool:
+def is_simply_greedy(row: Row) -> bool:
+    """Whether the row's token is that of its best logit, and nothing else."""
     return not (is_sampled(row) or constrains(row.sampling))
 
 

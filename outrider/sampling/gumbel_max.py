@@ -82,19 +82,32 @@ def draw(
     Returns:
         The wanted rows whose two best are too close to tell; their ids stay.
     """
+    some = [rows[r] for r in wanted]
+    keys = [noise.key(row.sampling.seed, row.position) for row in some]
+    temperatures = [row.sampling.temperature for row in some]
+    return draw_keyed(logits, wanted, keys, temperatures, best, ids)
+
+
+def draw_keyed(
+    logits: torch.Tensor,
+    wanted: Sequence[int],
+    keys: Sequence[int],
+    temperatures: Sequence[float],
+    best: torch.Tensor,
+    ids: torch.Tensor,
+) -> list[int]:
+    """`draw`, for rows of which the keys of their noise and their temperatures are known."""
     if not wanted:
         return []
     places = np.array(wanted)
     size, stride = logits.shape[1], logits.stride(0)
-    some = [rows[r] for r in wanted]
-    keys = [noise.key(row.sampling.seed, row.position) for row in some]
     tokens = ids.numpy()[places]
     _compiled()(
         logits.as_strided(((len(logits) - 1) * stride + size,), (1,)).numpy(),
         places * stride,
         size,
         best.numpy()[places],
-        np.array([row.sampling.temperature for row in some]),
+        np.array(temperatures, dtype=np.float64),
         np.array(keys, dtype=np.uint64),
         np.uint64(noise.GAMMA),
         np.uint64(noise.MIX_1),

@@ -90,13 +90,24 @@ def uniforms(
     Returns:
         float64 [R, vocab_size].
     """
-    keys = [
-        _signed(key(seed, position, stream))
-        for seed, position in zip(seeds, positions, strict=True)
-    ]
+    keys = [key(seed, position, stream) for seed, position in zip(seeds, positions, strict=True)]
+    return _keyed_uniforms(keys, vocab_size, device)
+
+
+def _keyed_uniforms(
+    keys: Sequence[int], vocab_size: int, device: torch.device | None
+) -> torch.Tensor:
     counters = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device)
     counters.mul_(_signed(GAMMA))
-    bits = torch.tensor(keys, dtype=torch.int64, device=device)[:, None] + counters
+    return _uniforms_of(_tensor(keys, device)[:, None] + counters)
+
+
+def _tensor(keys: Sequence[int], device: torch.device | None) -> torch.Tensor:
+    return torch.tensor([_signed(one) for one in keys], dtype=torch.int64, device=device)
+
+
+def _uniforms_of(bits: torch.Tensor) -> torch.Tensor:
+    """The uniform numbers of counted keys, which are overwritten."""
     spare = torch.empty_like(bits)
     top_53 = _shifted(_mix(bits, spare), 11, spare)
     return top_53.double().add_(0.5).mul_(2.0**-53).clamp_max_(_BELOW_ONE)
@@ -111,5 +122,21 @@ def gumbels(
     device: torch.device | None = None,
 ) -> torch.Tensor:
     """Standard Gumbel noise, float64 [R, vocab_size]."""
-    u = uniforms(seeds, positions, vocab_size, stream=stream, device=device)
+    return _gumbels_of(uniforms(seeds, positions, vocab_size, stream=stream, device=device))
+
+
+def keyed_gumbels(
+    keys: Sequence[int], vocab_size: int, *, device: torch.device | None = None
+) -> torch.Tensor:
+    """The same for R keys: float64 [R, vocab_size]."""
+    return _gumbels_of(_keyed_uniforms(keys, vocab_size, device))
+
+
+def gumbels_at(keys: Sequence[int], tokens: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise of some tokens, int64 [..., R], of R keys: float64 [..., R]."""
+    counters = (tokens + 1).mul_(_signed(GAMMA))
+    return _gumbels_of(_uniforms_of(counters.add_(_tensor(keys, tokens.device))))
+
+
+def _gumbels_of(u: torch.Tensor) -> torch.Tensor:
     return u.log_().neg_().log_().neg_()

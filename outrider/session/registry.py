@@ -55,7 +55,8 @@ class WorkerRecord:
 
     `incarnation` is fresh at each start of the process. `model` is the target of a verify
     worker and the drafter of a draft worker. `tokenizer_fingerprint` "" fits any target.
-    `capacity` and `sessions` count sessions; `context_len` counts tokens. `dtype` and `numerics`
+    `capacity` and `sessions` count sessions; `weight` is how many it serves well, by which they are
+    shared out, 0 being as many as it takes; `context_len` counts tokens. `dtype` and `numerics`
     say how a verify worker computes, and `kv_fingerprint` (`outrider.model.prefix`) which prefixes
     it keeps, "" being none; draft workers leave them empty.
     """
@@ -74,6 +75,7 @@ class WorkerRecord:
     kv_fingerprint: str = ""
     dtype: str = ""
     numerics: str = ""
+    weight: int = 0
 
     @property
     def identity(self) -> ModelIdentity:
@@ -177,6 +179,7 @@ def _to_hash(record: WorkerRecord) -> dict[str, str | int]:
         "kv_fingerprint": record.kv_fingerprint,
         "dtype": record.dtype,
         "numerics": record.numerics,
+        "weight": record.weight,
     }
 
 
@@ -208,4 +211,5 @@ def _from_hash(key: str, fields: dict[str, str]) -> WorkerRecord:
         # Workers of earlier versions do not say.
         dtype=fields.get("dtype", ""),
         numerics=fields.get("numerics", ""),
+        weight=int(fields.get("weight", 0)),
     )

@@ -26,6 +26,7 @@ from outrider.messages import (
 )
 from outrider.model.loading import LoadedModel
 from outrider.model.paged import Numerics, PagedModel
+from outrider.model.parallel.leader import ParallelModel
 from outrider.sampling.noise import gumbels
 from tests.support.models import EOS, TOKENS
 from verify_worker.runner import Runner
@@ -60,15 +61,18 @@ class Stepper:
 
     def __init__(
         self,
-        model: LoadedModel,
+        model: LoadedModel | ParallelModel,
         blocks: int = 60,
         *,
         prefix_cache: bool = True,
         numerics: Numerics | None = None,
         **limits: Any,
     ) -> None:
+        """`blocks` is for a model that has no pages yet."""
         self.now = 0.0
-        self.paged = PagedModel(model, blocks, numerics)
+        self.paged: Any = (
+            PagedModel(model, blocks, numerics) if isinstance(model, LoadedModel) else model
+        )
         values = {"context_len": model.context_len, "vocab_size": TOKENS, **limits}
         self.scheduler = Scheduler(
             self.paged.pool, Limits(**values), kv_fingerprint="kv" if prefix_cache else ""

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch.autograd.profiler import record_function
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from outrider.errors import UnsupportedModelError
@@ -47,7 +46,7 @@ class CompiledDecoder:
         self._function = step.compile_step()
         self._kept: list[torch.Tensor] = []
         self._head_size = parts.layers[0].q.out_features // parts.heads
-        self._hidden = parts.embed.shape[1]
+        self._hidden = parts.embed.weight.shape[1]
         self._vocab, self._inner = parts.head.out_features, parts.layers[0].gate.out_features
         self._layers = np.zeros(len(parts.layers), step.LAYER)
         for record, layer in zip(self._layers, parts.layers, strict=True):
@@ -72,10 +71,11 @@ class CompiledDecoder:
         self._make_room(count, max(span.context for span in rows.spans))
         self._use(pages)
         ids, positions = torch.tensor([rows.token_ids, rows.positions]).unbind(0)
-        x = functional.embedding(ids, self._parts.embed) if inputs is None else inputs
+        x = self._parts.embed(ids) if inputs is None else inputs
         self._room["x"][:count, : self._hidden] = x
         cos, sin = (
-            part[0].contiguous() for part in self._parts.rotary(self._parts.embed, positions[None])
+            part[0].contiguous()
+            for part in self._parts.rotary(self._parts.embed.weight, positions[None])
         )
         logits = torch.empty(max(wanted, 1), pack.padded(self._vocab))
         record = self._step[0]
@@ -180,6 +180,8 @@ def obstacle(parts: Decoder) -> str:
     """Why a model's parts can't be compiled, or nothing."""
     if Team.of_torch() is None:
         return _NO_TEAM
+    if parts.total is not None:
+        return "it is split over several ranks"
     if not all(pack.fits(linear.weight) for linear in linears_of(parts)):
         return "it takes float32 weights on a CPU, with rows of a multiple of four numbers"
     plain = [x for layer in parts.layers for x in (layer.out, layer.gate, layer.up, layer.down)]

@@ -39,6 +39,20 @@ def test_least_own_sessions_then_least_reported() -> None:
     assert chosen(choose_verify_worker(reversed(workers), {}, target=TARGET)) == "a"
 
 
+def test_sessions_are_shared_out_by_weight() -> None:
+    workers = [worker("big", capacity=64, weight=8), worker("small", capacity=64, weight=2)]
+    load: dict[str, int] = {}
+    for _ in range(20):
+        taken = chosen(choose_verify_worker(workers, load, target=TARGET))
+        assert taken is not None
+        load[taken] = load.get(taken, 0) + 1
+    assert load == {"big": 16, "small": 4}
+    # Without one it is the capacity, and nobody gets more than that.
+    workers = [worker("a", capacity=3), worker("b", capacity=1)]
+    assert chosen(choose_verify_worker(workers, {"a": 1, "b": 0}, target=TARGET)) == "b"
+    assert chosen(choose_verify_worker(workers, {"a": 2, "b": 1}, target=TARGET)) == "a"
+
+
 def test_the_longest_held_prefix_wins() -> None:
     workers = [worker("a", capacity=64), worker("b", capacity=64), worker("c", capacity=64)]
 

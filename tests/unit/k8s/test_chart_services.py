@@ -1,6 +1,5 @@
 """The chart starts services with settings that they have, and stops them in time."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,8 +24,6 @@ SETTINGS = {
     "verify-worker": verify_worker.config.Settings,
     "draft-worker": draft_worker.config.Settings,
 }
-# Of a verify worker on several hosts; no service has them yet.
-AWAITED = ("--tensor-parallel-size", "--ray-address")
 # From SIGTERM, beside the drain: what each service gives its last frames and steps.
 STOPS_S = {
     "coordinator": coordinator.app.GRACE_S + coordinator.sessions.STOP_S,
@@ -45,8 +42,7 @@ def settings_of(service: str, arguments: list[str]) -> Any:
 
 def started(found: Rendered) -> Iterator[tuple[dict[str, Any], dict[str, Any], str, Any]]:
     for pod, container, service in found.services():
-        arguments = [a for a in arguments_of(container) if not a.startswith(AWAITED)]
-        yield pod, container, service, settings_of(service, arguments)
+        yield pod, container, service, settings_of(service, arguments_of(container))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -59,18 +55,6 @@ def test_services_take_their_arguments(rendered: Render, name: str) -> None:
 def test_a_flag_that_no_service_has_would_be_found() -> None:
     with pytest.raises(click.UsageError, match="--replicas"):
         settings_of("coordinator", ["--model=/m", "--redis-url=redis://r", "--replicas=2"])
-
-
-def test_awaited_flags_are_still_awaited(rendered: Render) -> None:
-    names = {field.name for field in dataclasses.fields(verify_worker.config.Settings)}
-    assert not {flag.strip("-").replace("-", "_") for flag in AWAITED} & names
-    for name in FILES:
-        used = {
-            argument.partition("=")[0]
-            for _, container, _ in rendered(name).services()
-            for argument in arguments_of(container)
-        }
-        assert used.isdisjoint(AWAITED) is (name != "kuberay")
 
 
 @pytest.mark.parametrize("name", FILES)

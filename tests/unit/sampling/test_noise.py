@@ -7,7 +7,15 @@ from scipy import stats
 
 from outrider.messages import SamplingParams
 from outrider.sampling.coupled import target_tokens
-from outrider.sampling.noise import Stream, gumbels, key, uniform, uniforms
+from outrider.sampling.noise import (
+    Stream,
+    gumbels,
+    gumbels_at,
+    key,
+    keyed_gumbels,
+    uniform,
+    uniforms,
+)
 from outrider.sampling.rejection import KeyedChance
 from outrider.sampling.rows import Row
 from tests.unit.sampling.splitmix import GAMMA, MASK, reference_mix, seed_of, unmixed
@@ -165,3 +173,15 @@ def test_gumbel_law() -> None:
     assert stats.kstest(sample, "gumbel_r").pvalue > 1e-3
     u = uniforms([5], [5], 9)[0]
     torch.testing.assert_close(gumbels([5], [5], 9)[0], -(-u.log()).log(), rtol=1e-12, atol=0)
+
+
+def test_noise_of_a_slice_is_a_slice_of_the_noise() -> None:
+    keys = [key(seed, 7) for seed in (1, 2**64 - 1)]
+    whole = gumbels([1, 2**64 - 1], [7, 7], 100)
+    assert torch.equal(keyed_gumbels(keys, 100), whole)
+    begun_later = [(one + 30 * GAMMA) % 2**64 for one in keys]
+    torch.testing.assert_close(keyed_gumbels(begun_later, 40), whole[:, 30:70], rtol=1e-14, atol=0)
+    tokens = torch.tensor([[3, 99], [0, 41]])
+    expected = torch.stack([whole[[0, 1], ids] for ids in tokens])
+    torch.testing.assert_close(gumbels_at(keys, tokens), expected, rtol=1e-14, atol=0)
+    assert tokens.tolist() == [[3, 99], [0, 41]]

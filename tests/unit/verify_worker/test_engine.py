@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from outrider.errors import RankLostError
 from outrider.messages import (
     CloseSession,
     Draft,
@@ -139,3 +140,19 @@ async def test_a_stream_on_which_nothing_happens_says_how_the_worker_is() -> Non
     frame = await streams.next_frame(number)
     assert frame is not None
     assert (len(frame.events), frame.heartbeat.silent_ms, frame.heartbeat.draining) == (1, 0, True)
+
+
+def test_ranks_are_met_while_there_is_nothing_to_run_and_a_lost_one_ends_the_engine() -> None:
+    met: list[int] = []
+
+    def meet() -> None:
+        met.append(len(met))
+        if len(met) == 2:
+            raise RankLostError("rank 1 is gone")
+
+    scheduler = Scheduler(BlockPool(32), Limits(context_len=256, vocab_size=VOCABULARY))
+    engine = Engine(scheduler, SyntheticRunner(), list, SessionSpans(), meet_ranks=meet)
+    engine.start()
+    with pytest.raises(RankLostError, match="rank 1 is gone"):
+        engine.finished.result(timeout=60)
+    assert met == [0, 1]

@@ -1,0 +1,180 @@
+"""The ranks of a split model as real processes; rank 0 is the test."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch.distributed import FileStore
+
+from outrider.model.loading import load_model
+from outrider.model.numerics import choose_numerics
+from outrider.model.paged import PagedModel
+from outrider.model.parallel.follower import follow
+from outrider.model.parallel.group import Limits, RankGroup
+from outrider.model.parallel.leader import ParallelModel
+from outrider.model.parallel.member import Member
+from outrider.model.parallel.shards import load_shard
+from verify_worker.ranks import RankJob, follow_job
+
+# What is imported late, each time anew if not before the processes begin.
+_LATE = [
+    "outrider.model.compiled.decoder",
+    *(
+        f"transformers.models.{family}.modeling_{family}"
+        for family in ("llama", "qwen3", "gemma2", "gpt_neox")
+    ),
+]
+# Others use the machine too: no test waits this long unless something is broken.
+_PATIENT = Limits(start_s=120.0, step_s=120.0)
+
+
+@dataclass(slots=True)
+class Ranks:
+    """A running group, seen from rank 0."""
+
+    model: ParallelModel
+    group: RankGroup
+    others: list[BaseProcess] = field(default_factory=list)
+
+    def stop_for_now(self, rank: int) -> None:
+        """Let a rank stand still."""
+        os.kill(self._pid(rank), signal.SIGSTOP)
+
+    def kill(self, rank: int) -> None:
+        """End a rank, and wait until it is gone."""
+        os.kill(self._pid(rank), signal.SIGKILL)
+        self.others[rank - 1].join(60)
+
+    def exits(self) -> list[int | None]:
+        """How the other ranks end, which they have to do by themselves: None for one that stays."""
+        for process in self.others:
+            process.join(60)
+        return [process.exitcode for process in self.others]
+
+    def _pid(self, rank: int) -> int:
+        pid = self.others[rank - 1].pid
+        assert pid is not None
+        return pid
+
+
+@contextmanager
+def running(
+    path: Path, size: int, *, blocks: int = 64, limits: Limits = _PATIENT, **options: Any
+) -> Iterator[Ranks]:
+    """`size` ranks of the model at `path`; unless one was lost, all have to end well."""
+    with TemporaryDirectory() as where:
+        store = f"{where}/store"
+        others = [
+            _context().Process(
+                target=_run_follower, args=(str(path), store, rank, size, blocks, limits, options)
+            )
+            for rank in range(1, size)
+        ]
+        for process in others:
+            process.start()
+        try:
+            member, shard = _member(str(path), store, 0, size, blocks, limits, options)
+            model = ParallelModel(
+                member, vocab_size=shard.model.vocab_size, context_len=shard.model.context_len
+            )
+            yield Ranks(model, member.group, others)
+            if not member.group.failed:
+                model.stop()
+                for process in others:
+                    process.join(60)
+                assert [process.exitcode for process in others] == [0] * (size - 1)
+        finally:
+            for process in others:
+                process.kill()
+                process.join()
+
+
+class ForkedRanks:
+    """The other ranks of a `verify_worker` as processes of this machine, without Ray.
+
+    `swap` gives a rank another job than rank 0 has.
+    """
+
+    def __init__(self, swap: dict[int, Any] | None = None) -> None:
+        self.others: list[BaseProcess] = []
+        self.address, self.threads = "127.0.0.1", 1
+        self._swap = swap or {}
+
+    def place(self) -> torch.device:
+        """Rank 0 runs here."""
+        return torch.device("cpu")
+
+    def run(self, job: RankJob) -> None:
+        """Start the others."""
+        self.others = [
+            _context().Process(
+                target=_follow_job, args=(replace(job, **self._swap.get(rank, {})), rank)
+            )
+            for rank in range(1, job.size)
+        ]
+        for process in self.others:
+            process.start()
+
+    def loss(self) -> str:
+        """How each has ended."""
+        for process in self.others:
+            process.join(5)
+        return f"exit codes {[process.exitcode for process in self.others]}"
+
+    def clear(self) -> None:
+        """End them."""
+        for process in self.others:
+            process.kill()
+            process.join()
+
+    def close(self) -> None:
+        """The same."""
+        self.clear()
+
+
+def alone(path: Path, *, blocks: int = 64, **options: Any) -> PagedModel:
+    """The same model on one rank."""
+    model = load_model(str(path))
+    options = {"forward": "lean"} | options
+    return PagedModel(model, blocks, choose_numerics("fast", model, **options))
+
+
+def _member(
+    path: str,
+    store: str,
+    rank: int,
+    size: int,
+    blocks: int,
+    limits: Limits,
+    options: dict[str, Any],
+) -> tuple[Member, Any]:
+    group = RankGroup.join(FileStore(store, size), rank, size, limits=limits)
+    shard = load_shard(path, group)
+    return Member.of(shard, group, blocks, **options), shard
+
+
+def _run_follower(path: str, store: str, rank: int, size: int, *others: Any) -> None:
+    torch.set_num_threads(1)
+    member, _ = _member(path, store, rank, size, *others)
+    follow(member)
+
+
+def _follow_job(job: RankJob, rank: int) -> None:
+    if job.model == "":
+        os._exit(3)  # it does not even get to its error
+    follow_job(job, rank, "127.0.0.1", torch.device("cpu"))
+
+
+def _context() -> Any:
+    """Processes that begin with everything imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.support.ranks", *_LATE])
+    return context

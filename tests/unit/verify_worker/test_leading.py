@@ -1,0 +1,151 @@
+"""A target that is split: all ranks load, agree, and run the steps of one worker."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.errors import ConfigError, RankLostError, UnsupportedModelError
+from outrider.messages import Draft, Endings, SamplingParams, SpeculationOptions
+from outrider.model.blocks import BlockTable
+from outrider.model.memory_plan import plan_memory
+from outrider.model.parallel.leader import ParallelModel
+from outrider.model.tensors import unpacked
+from tests.support.models import CONTEXT, save_model
+from tests.support.ranks import ForkedRanks
+from verify_worker.config import Settings
+from verify_worker.ranks import RankReport, agree
+from verify_worker.state import Decided, Plan, Session, Work
+from verify_worker.target import Target, load_target
+
+PROMPT = [(7 * i) % 251 for i in range(40)]
+
+
+def settings(model: Path, **fields: Any) -> Settings:
+    values = {"kv_memory": "1MiB", "calibrate": False, "tensor_parallel_size": 2, **fields}
+    return Settings(model=str(model), redis_url="", forward="lean", **values)
+
+
+@contextmanager
+def loaded(model: Path, ranks: ForkedRanks, **fields: Any) -> Iterator[Target]:
+    try:
+        target = load_target(settings(model, **fields), ranks)
+        yield target
+        if isinstance(target.model, ParallelModel):
+            target.model.stop()
+            ended = ", ".join("0" for _ in ranks.others)
+            assert ranks.loss() == f"exit codes [{ended}]"
+    finally:
+        ranks.clear()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+def verified(target: Target) -> Decided:
+    """The verdict on a draft after a prompt, with hidden states."""
+    session = Session(
+        session_id="s",
+        epoch=1,
+        owner=0,
+        tokens=PROMPT,
+        prompt_len=len(PROMPT),
+        sampling=SamplingParams(temperature=1.0, seed=3),
+        endings=Endings(8),
+        speculation=SpeculationOptions(),
+        table=BlockTable(),
+    )
+    target.model.pool.grow(session.table, len(PROMPT) + 2)
+    work = Work(session, len(PROMPT), Draft((5, 6)), keeps_hidden=True)
+    (result,) = target.runner.run(Plan((work,))).results
+    assert isinstance(result, Decided)
+    return result
+
+
+def test_a_split_target_is_what_the_plan_says_and_says_what_a_whole_one_says(model: Path) -> None:
+    # On four ranks two have one KV head.
+    plan = plan_memory(str(model), 4, 2**20, dtype="float32")
+    whole = load_target(settings(model, tensor_parallel_size=1))
+    ranks = ForkedRanks()
+    memory = str(plan.ranks[0].kv_bytes)
+    with loaded(model, ranks, kv_memory=memory, tensor_parallel_size=4) as target:
+        assert isinstance(target.model, ParallelModel)
+        assert target.model.pool.total == plan.blocks
+        assert [rank.weights_bytes for rank in plan.ranks] == [
+            report.weights_bytes for report in target.reports
+        ]
+        assert [rank.block_bytes for rank in plan.ranks] == [
+            report.block_bytes for report in target.reports
+        ]
+        # No rank ever holds the whole of it.
+        all_bytes = plan_memory(str(model), 1, 2**20, dtype="float32").ranks[0].weights_bytes
+        assert max(report.peak_bytes for report in target.reports) < 0.6 * all_bytes
+        assert (target.fingerprint, target.numerics) == (whole.fingerprint, whole.numerics)
+        found, expected = verified(target), verified(whole)
+        assert found.verdict == expected.verdict
+        # What draft models read is there on rank 0.
+        assert found.hidden is not None
+        assert expected.hidden is not None
+        assert found.hidden.shape == (len(found.verdict.token_ids), 32)
+        pair = unpacked(found.hidden), unpacked(expected.hidden)
+        torch.testing.assert_close(*pair, rtol=0.02, atol=0.02)
+
+
+def test_ranks_with_other_weights_are_refused(model: Path, tmp_path: Path) -> None:
+    other = save_model(tmp_path, seed=1)
+    ranks = ForkedRanks({1: {"model": str(other)}})
+    with pytest.raises(ConfigError, match=r"rank 1 on .* has other weights"), loaded(model, ranks):
+        pass
+
+
+def test_a_rank_without_the_checkpoint_is_named(model: Path, tmp_path: Path) -> None:
+    ranks = ForkedRanks({1: {"model": str(tmp_path / "nothing")}})
+    with pytest.raises(ConfigError, match=r"rank 1 on .*: no model at"), loaded(model, ranks):
+        pass
+
+
+def test_a_rank_that_ends_before_it_joins_is_told_in_time(model: Path) -> None:
+    ranks = ForkedRanks({1: {"model": ""}})
+    lost = pytest.raises(RankLostError, match=r"within 2 s.*exit codes \[3\]")
+    with lost, loaded(model, ranks, rank_start_s=2.0):
+        pass
+
+
+def test_what_can_not_be_split_is_refused_by_all(tmp_path: Path) -> None:
+    model = save_model(tmp_path, "gpt2")
+    ranks = ForkedRanks()
+    refused = pytest.raises(UnsupportedModelError, match="no tensor-parallel plan")
+    with refused, loaded(model, ranks):
+        pass
+
+
+def report(rank: int, **fields: Any) -> RankReport:
+    values = {"fingerprint": "f", "block_bytes": 100, "budget_bytes": 10_000, **fields}
+    return RankReport(rank=rank, host=str(values.pop("host", "h")), **values)
+
+
+def test_ranks_agree_on_the_least() -> None:
+    reports = [report(0), report(1, budget_bytes=700), report(2, block_bytes=50)]
+    assert agree(reports, 1000, "1MiB") == 7
+    assert agree(reports, 5, "1MiB") == 5
+    # What is free on a host is there once, however many see it.
+    assert agree([report(0), report(1)], 1000, "auto") == 50
+    assert agree([report(0), report(1, host="other")], 1000, "auto") == 100
+    with pytest.raises(ConfigError, match="a block of KV takes"):
+        agree([report(0), report(1, budget_bytes=10)], 1000, "1MiB")
+    with pytest.raises(ConfigError, match="rank 1 on h: no file"):
+        agree([report(0), replace(report(1), error="no file")], 1000, "1MiB")
+
+
+def test_how_many_sessions_a_worker_serves_well(model: Path) -> None:
+    # Of 256 blocks a session of the whole context takes 16.
+    target = load_target(settings(model, tensor_parallel_size=1))
+    assert (target.model.pool.total, CONTEXT) == (256, 256)
+    assert target.weight == 16
+    assert load_target(settings(model, tensor_parallel_size=1, max_sessions=3)).weight == 3

@@ -31,6 +31,7 @@ def test_a_right_pair_passes_and_nothing_is_left_running(
     target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(psutil.Process().children(recursive=True))
     arguments = ["--target", str(target), "--drafter", str(drafter), "--threads", "1"]
     arguments += ["--samples", "400", "--top-k", "6", "--rule", "rejection", "--json"]
     result = CliRunner().invoke(main, ["verify-exactness", *arguments, "--new-tokens", "12"])
@@ -51,7 +52,7 @@ def test_a_right_pair_passes_and_nothing_is_left_running(
         assert found["draft_tokens"] >= 400
         # A drafter that is often wrong, so that every part of the rule is at work.
         assert 0.05 < found["acceptance_rate"] < 0.9
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= before
     assert list(tmp_path.glob("outrider-*")) == []
 
 

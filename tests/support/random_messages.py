@@ -23,6 +23,7 @@ SCALARS: dict[int, st.SearchStrategy[Any]] = {
     FieldDescriptor.TYPE_INT64: I64,
     FieldDescriptor.TYPE_BOOL: st.booleans(),
     FieldDescriptor.TYPE_DOUBLE: st.floats(),
+    FieldDescriptor.TYPE_FLOAT: st.floats(width=32),
     FieldDescriptor.TYPE_STRING: st.text(max_size=12) | st.sampled_from(["a", "b", "s"]),
     FieldDescriptor.TYPE_BYTES: st.binary(max_size=12),
 }

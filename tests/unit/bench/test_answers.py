@@ -7,7 +7,7 @@ import pytest
 
 from bench import answers
 from bench.answers import plain_greedy
-from outrider.model.loading import LoadedModel, load_model
+from outrider.model.loading import load_model
 from tests.support import models
 
 PROMPTS = [("a", [5, 6, 7]), ("b", list(range(40))), ("a", [9])]
@@ -18,19 +18,16 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.save_model(tmp_path_factory.mktemp("target"))
 
 
-@pytest.fixture(scope="module")
-def model(target: Path) -> LoadedModel:
-    return load_model(str(target))
-
-
-def ask(model: LoadedModel, keep: Path | None, prompts: Any = PROMPTS) -> list[answers.Said]:
+def ask(target: Path, keep: Path | None, prompts: Any = PROMPTS) -> list[answers.Said]:
+    # A model that has been asked has given its weights away.
+    model = load_model(str(target))
     return plain_greedy(
         model, prompts, new_tokens=12, token_count=models.TOKENS, at_once=2, keep=keep
     )
 
 
-def test_the_target_says_what_it_says_alone(target: Path, model: LoadedModel) -> None:
-    said = ask(model, None)
+def test_the_target_says_what_it_says_alone(target: Path) -> None:
+    said = ask(target, None)
     assert [(answer.category, answer.prompt) for answer in said] == PROMPTS
     for answer in said:
         assert answer.tokens == models.plain_greedy(target, answer.prompt, 12)
@@ -39,17 +36,17 @@ def test_the_target_says_what_it_says_alone(target: Path, model: LoadedModel) ->
 
 
 def test_what_is_kept_is_not_asked_for_again(
-    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = ask(model, tmp_path)
-    other = ask(model, tmp_path, [("a", [1, 2])])
+    first = ask(target, tmp_path)
+    other = ask(target, tmp_path, [("a", [1, 2])])
     monkeypatch.delattr(answers, "Writer")
-    again = ask(model, tmp_path)
+    again = ask(target, tmp_path)
     for one, two in zip(first, again, strict=True):
         assert (one.prompt, one.tokens) == (two.prompt, two.tokens)
         assert one.hidden is not None
         assert two.hidden is not None
         assert one.hidden.tobytes() == two.hidden.tobytes()
-    assert ask(model, tmp_path, [("a", [1, 2])])[0].tokens == other[0].tokens
+    assert ask(target, tmp_path, [("a", [1, 2])])[0].tokens == other[0].tokens
     with pytest.raises(NameError):
-        ask(model, tmp_path, [("a", [3])])
+        ask(target, tmp_path, [("a", [3])])

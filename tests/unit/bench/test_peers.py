@@ -82,8 +82,9 @@ def test_it_answers_whatever_else_it_prints(process: PeerProcess) -> None:
 
 def test_it_is_stopped_between_commands_and_gone_at_the_end(tmp_path: Path, script: str) -> None:
     peer = Peer("made-up", "made-up==1", script, "no time")
+    before = set(psutil.Process().children())
     with PeerProcess(peer, Path(sys.executable), {}, log_path=tmp_path / "log") as running:
-        (child,) = psutil.Process().children()
+        (child,) = set(psutil.Process().children()) - before
         until(lambda: stopped(child.pid))
         running.complete([[1]], 1)
         until(lambda: stopped(child.pid))

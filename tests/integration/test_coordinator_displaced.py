@@ -1,18 +1,17 @@
 """Sessions whose place is doubtful: another owner has it, or nobody reads what is said."""
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import asynccontextmanager, contextmanager
 
+import grpc
 import pytest
 
 from outrider import messages as m
 from outrider.errors import FencedError
 from outrider.pb.v1 import coordinator_pb2 as pb
-from outrider.pb.v1 import types_pb2
+from outrider.pb.v1 import coordinator_pb2_grpc, types_pb2
 from outrider.session.records import SessionState
 from tests.support.coordinator_stack import (
     EOS,
@@ -23,6 +22,9 @@ from tests.support.coordinator_stack import (
     until,
     until_async,
 )
+
+# A client that takes no more than this before it reads.
+SHORT_OF_ROOM = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 * 1024)]
 
 
 @pytest.fixture
@@ -50,22 +52,19 @@ async def begin(stack: Stack, worker: FakeVerifyWorker) -> tuple[Completion, m.S
     return done, start
 
 
-async def unread(stack: Stack, worker: FakeVerifyWorker) -> tuple[Any, m.StartSession]:
+@asynccontextmanager
+async def unread(stack: Stack, worker: FakeVerifyWorker) -> AsyncIterator[None]:
     """A call whose client reads its first message only, with more to say than fits on the way."""
     wanted = types_pb2.LogprobOptions(top=20)
-    call = stack.client.Generate(pb.GenerateRequest(session_id="s", text="ab", logprobs=wanted))
-    await call.read()
-    start = await worker.started("s")
-    running = stack.coordinator._sessions.running["s"]
-    large = m.TokenLogprobs(-1.0, ((1, -1.0),) * 40_000)
-    said: list[m.Progress] = []
-    with suppress(TimeoutError):
-        while True:
-            said.append(worker.progress(start, "x", base_len=2 + len(said), logprobs=[large]))
-            worker.say(said[-1])
-            async with asyncio.timeout(0.5):
-                await until(lambda: len(running.journal.token_ids) == 2 + len(said), "it is taken")
-    return call, start
+    async with grpc.aio.insecure_channel(stack.address, options=SHORT_OF_ROOM) as channel:
+        client = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+        call = client.Generate(pb.GenerateRequest(session_id="s", text="ab", logprobs=wanted))
+        await call.read()
+        start = await worker.started("s")
+        large = m.TokenLogprobs(-1.0, ((1, -1.0),) * 40_000)
+        for said in range(8):
+            worker.say(worker.progress(start, "x", base_len=2 + said, logprobs=[large]))
+        yield
 
 
 async def test_a_session_that_may_be_anothers_is_left_until_redis_says_whose_it_is(
@@ -113,24 +112,22 @@ async def test_it_goes_on_once_redis_has_said_that_it_is_its_own(stack: Stack) -
 async def test_a_stream_that_nobody_reads_gives_up_its_place(stack: Stack) -> None:
     await stack.start_coordinator(max_sessions=1, unread_s=3.0)
     worker = await stack.add_verify()
-    call, _ = await unread(stack, worker)
-    waiting = stack.request(pb.GenerateRequest(session_id="t", text="ab"))
-    start = await worker.started("t")
-    worker.say(worker.progress(start, [EOS]))
-    await waiting.end()
+    async with unread(stack, worker):
+        waiting = stack.request(pb.GenerateRequest(session_id="t", text="ab"))
+        start = await worker.started("t")
+        worker.say(worker.progress(start, [EOS]))
+        await waiting.end()
     # It was paused, and can be resumed.
     assert (await stack.records.read("s"))[0].state is SessionState.PAUSED
-    call.cancel()
 
 
 async def test_a_cancelled_stream_that_nobody_reads_gives_up_its_place(stack: Stack) -> None:
     await stack.start_coordinator(max_sessions=1, unread_s=600.0)
     worker = await stack.add_verify()
-    call, _ = await unread(stack, worker)
-    assert (await stack.client.Cancel(pb.CancelRequest(session_id="s"))).cancelled
-    waiting = stack.request(pb.GenerateRequest(session_id="t", text="ab"))
-    start = await worker.started("t")
-    worker.say(worker.progress(start, [EOS]))
-    await waiting.end()
+    async with unread(stack, worker):
+        assert (await stack.client.Cancel(pb.CancelRequest(session_id="s"))).cancelled
+        waiting = stack.request(pb.GenerateRequest(session_id="t", text="ab"))
+        start = await worker.started("t")
+        worker.say(worker.progress(start, [EOS]))
+        await waiting.end()
     assert (await stack.records.read("s"))[0].finish_reason is m.FinishReason.CANCELLED
-    call.cancel()

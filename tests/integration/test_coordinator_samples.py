@@ -212,3 +212,20 @@ async def test_too_many_samples_are_refused(stack: Stack) -> None:
     await stack.start_coordinator()
     with pytest.raises(InvalidRequestError, match="n must be at most 16, not 17"):
         await stack.generate("ab", n=17).end()
+
+
+@pytest.mark.parametrize("session_id", ["s.1", "s.22", "a.b.0"])
+async def test_no_request_has_an_id_that_may_be_a_samples(stack: Stack, session_id: str) -> None:
+    await stack.start_coordinator()
+    await stack.add_verify()
+    with pytest.raises(InvalidRequestError, match="session_id"):
+        await stack.generate(session_id=session_id).end()
+
+
+@pytest.mark.parametrize("session_id", ["s.1a", "1", "s.", "s-1"])
+async def test_other_ids_are_taken(stack: Stack, session_id: str) -> None:
+    await stack.start_coordinator()
+    worker = await stack.add_verify()
+    done = stack.generate(session_id=session_id)
+    worker.say(worker.progress(await worker.started(session_id), [EOS]))
+    await done.end()

@@ -31,6 +31,7 @@ SETTINGS = {
 OWNED = {
     "advertise-host",
     "draft-model",
+    "draft-worker-name",
     "drafter",
     "drain-timeout-s",
     "host",
@@ -40,10 +41,18 @@ OWNED = {
     "otlp-endpoint",
     "port",
     "redis-ca",
+    "redis-cert",
+    "redis-key",
     "redis-password-file",
     "redis-url",
     "served-name",
     "target",
+    "tls-ca",
+    "tls-cert",
+    "tls-client-auth",
+    "tls-key",
+    "tokens",
+    "verify-worker-name",
     "worker-id",
 }
 HEAD = """# Values of the Helm chart

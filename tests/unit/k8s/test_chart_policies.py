@@ -245,6 +245,8 @@ def test_a_service_monitor_sees_every_part_once(rendered: Render) -> None:
     ]
     seen: list[str] = []
     for service in services:
+        # Also of what loads or drains: the signal for scaling is there all the time.
+        assert service["spec"]["publishNotReadyAddresses"] is True
         (endpoint,) = monitor["spec"]["endpoints"]
         assert [port["name"] for port in service["spec"]["ports"]] == [endpoint["port"]]
         for item, pod in found.pods():

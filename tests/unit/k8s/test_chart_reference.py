@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from outrider.cli.redis_acl import command
 from scripts import chart_reference
-from tests.support.chart import CHART
+from tests.support.chart import CHART, ROLES
 
 VALUES = (CHART / "values.yaml").read_text()
 
@@ -54,8 +54,8 @@ def test_every_value_has_a_meaning() -> None:
 def test_values_named_in_the_docs_exist(name: str) -> None:
     text = (chart_reference.ROOT / "docs" / name).read_text()
     known = {path for path, _, _ in chart_reference.documented(VALUES)}
-    # Keys of Secrets.
-    known |= {"tls.crt", "tls.key"}
+    # Keys of Secrets, and names in certificates.
+    known |= {"tls.crt", "tls.key", *ROLES.values()}
     known |= {path.rpartition(".")[0] for path in known}
     parts = (
         "coordinator|verify|draft|tls|auth|redis|telemetry|monitoring|scaling|networkPolicy|ingress"

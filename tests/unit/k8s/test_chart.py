@@ -65,7 +65,8 @@ def schemas_read_once() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("name", "version"), [*((name, OLDEST) for name in FILES), ("everything-on", NEWEST)]
+    ("name", "version"),
+    [*((name, OLDEST) for name in FILES), *((name, NEWEST) for name in ("everything-on", "auth"))],
 )
 def test_every_object_is_valid(rendered: Render, name: str, version: str) -> None:
     assert rendered(name).objects

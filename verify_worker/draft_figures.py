@@ -11,6 +11,8 @@ from verify_worker.waiting import Latency, best_wait_s
 # Tokens per second over plain steps, if proposals came at once, for which one is waited for to see
 # whether they do.
 WORTH_A_LOOK = 1.3
+# What one more proposal says about how long they are held.
+HELD_SHARE = 1 / 16
 # The most of a draft worker's time that goes into looking whether drafts would pay again, where
 # they don't: it may be time that the target needs.
 LOOKING_SHARE = 0.01
@@ -22,7 +24,8 @@ TOKEN_SHARE = 1 / 8
 class DraftWorker:
     """What was measured of one draft worker, over all its sessions.
 
-    `token_s` is what it reports that a token of a draft costs it. `others` are, everywhere, the
+    `token_s` is what it reports that a token of a draft costs it. `held_s` is how long a step is
+    held after a proposal for it has come, for other proposals. `others` are, everywhere, the
     draft lengths that its other sessions ask for at the same time. `reads_hidden` is whether it
     wants what the target's head is given, with every commit.
     """
@@ -31,6 +34,7 @@ class DraftWorker:
     latency: Latency = field(default_factory=Latency)
     record: draft_length.Record = field(default_factory=draft_length.Record)
     token_s: float = 0.0
+    held_s: float = 0.0
     reads_hidden: bool = False
     # Whether the next one that is asked for without hope is waited for.
     look_waits: bool = True
@@ -57,7 +61,8 @@ class DraftWorker:
         """
         least, most = draft_lens
         heeds = self.heeds_price if heeds_price is None else heeds_price
-        wait = draft_length.Wait(self.latency.usual_s(self.token_s), self.token_s)
+        usual_s = self.latency.usual_s(self.token_s)
+        wait = draft_length.Wait(usual_s + self.held_s, self.token_s)
         if others and self.token_s:
             usual_len = self._find_usual_len(stakes, wait, most)
             wait = replace(wait, others=len(others), usual_len=usual_len)
@@ -105,6 +110,10 @@ class DraftWorker:
             token_s = min(proposal.draft_us / 1e6, max(seconds, 0.0)) / tokens
             self._costs += 1
             self.token_s += max(TOKEN_SHARE, 1 / self._costs) * (token_s - self.token_s)
+
+    def note_held(self, seconds: float) -> None:
+        """A step was held so long after a proposal for it had come."""
+        self.held_s += HELD_SHARE * (seconds - self.held_s)
 
     def note_look(self, asked_at_s: float, seconds: float) -> None:
         """A proposal without hope was asked for, and takes the drafter so many seconds."""

@@ -207,6 +207,7 @@ class Drafts:
         self,
         session: Session,
         began_s: float,
+        idle_from_s: float,
         *,
         draft: Draft,
         accepted: int,
@@ -215,6 +216,7 @@ class Drafts:
     ) -> None:
         """The session takes a step, with a draft or without the one that it wanted.
 
+        `idle_from_s` is when the step before it ended.
         `accepted` tokens came out of the `draft` that was verified. A `fixed_wait_s` above 0 is
         what a session may wait, however little there is to win.
         """
@@ -238,6 +240,9 @@ class Drafts:
                 want.base_len, want.draft_len, session.asked_at_s, sample, session.looks
             )
         else:
+            if session.drafter is not None and not session.looks:
+                held_s = began_s - max(session.ready_at_s, idle_from_s)
+                self.workers[session.drafter.worker_id].note_held(max(held_s, 0.0))
             # One that was cut for want of rows or blocks says nothing about what is beyond.
             whole = session.draft is None or len(session.draft.token_ids) == rows
             self._record(session, session.asked_len if whole else levels_of(draft), draft, accepted)
@@ -285,6 +290,8 @@ class Drafts:
         worker.note_answer()
         worker.note_cost(proposal, now_s - late.asked_at_s, late.sample.draft_len)
         if late.looks:
+            # Nothing is held meanwhile, and nothing is known of it any more.
+            worker.note_held(0.0)
             worker.note_look(late.asked_at_s, proposal.draft_us / 1e6)
         self.demand.note_proposal(proposal, late.draft_len, now_s - late.asked_at_s)
         if not proposal.draft.token_ids:

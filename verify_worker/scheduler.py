@@ -207,7 +207,7 @@ class Scheduler:
         self.counters.rows += plan.rows
         self.counters.compute_s += outcome.compute_s
         self.cost.observe(plan.shape, outcome.compute_s)
-        self._stepped_at_s = now_s
+        idle_from_s, self._stepped_at_s = self._stepped_at_s, now_s
         deciding = {w.session.session_id: w.session for w in plan.work if w.decides}
         waits = {s.session_id: s for s in self._taking_part if s.want is not None}
         decoding = _one_row_each([*(deciding | waits).values()])
@@ -221,7 +221,7 @@ class Scheduler:
                     work.session.ready_at_s = now_s
                     self.prefixes.seal(work.session)
                 case Decided():
-                    outputs += self._commit(work, result, timings, stakes, now_s)
+                    outputs += self._commit(work, result, timings, stakes, now_s, idle_from_s)
                 case OutriderError():
                     outputs += self.fail(work.session, result)
         # When all is known of the step.
@@ -297,6 +297,7 @@ class Scheduler:
         timings: Timings,
         stakes: policy.Stakes,
         now_s: float,
+        idle_from_s: float,
     ) -> list[Output]:
         session = work.session
         before = len(session.tokens) - session.prompt_len
@@ -307,6 +308,7 @@ class Scheduler:
         self.drafts.note_step(
             session,
             began_s,
+            idle_from_s,
             draft=work.draft,
             accepted=verdict.accepted,
             stakes=stakes,

@@ -113,3 +113,26 @@ def test_without_drafts_a_session_takes_exactly_the_time_of_plain_steps() -> Non
     assert worker.runner.rows_of_steps == plain.runner.rows_of_steps
     # It was looked at meanwhile.
     assert worker.scheduler.counters.missed_proposals > 0
+
+
+def test_a_proposal_that_is_held_for_long_is_no_quicker_than_one_that_comes_late() -> None:
+    worker, batch = known(token_s=0.0005), stakes(sessions=8, row_s=0.0002)
+    assert worker.choose(Record(), batch, (0, 4), ()).draft_len > 0
+    for _ in range(64):
+        worker.note_held(0.5)
+    assert worker.choose(Record(), batch, (0, 4), ()).draft_len == 0
+    # What is not seen any more is forgotten.
+    for _ in range(256):
+        worker.note_held(0.0)
+    assert worker.choose(Record(), batch, (0, 4), ()).draft_len > 0
+
+
+@pytest.mark.parametrize("most", [4, 16])
+def test_one_that_heeds_prices_is_asked_for_less_where_less_promises_more(most: int) -> None:
+    worker, batch = known(token_s=0.0005, accepted=1), stakes(sessions=8, row_s=0.0005)
+    worker.heeds_price = True
+    choice = worker.choose(Record(), batch, (0, most), ())
+    assert choice.pays
+    assert choice.rate == max(
+        worker.choose(Record(), batch, (least, most), ()).rate for least in range(most + 1)
+    )

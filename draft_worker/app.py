@@ -8,7 +8,7 @@ from draft_worker import figures
 from draft_worker.config import Settings
 from draft_worker.drafters import ChosenDrafter, build
 from draft_worker.engine import Engine
-from draft_worker.health import keep_liveness
+from draft_worker.health import keep_health
 from draft_worker.servicer import DraftServicer
 from outrider import logs, rpc, service
 from outrider.callers import VERIFY_WORKER_NAME
@@ -38,8 +38,13 @@ class DraftWorker:
             tls=settings.open_tls(), checks=settings.peer_checks(VERIFY_WORKER_NAME)
         )
         self._servicer = DraftServicer(worker_id, self._incarnation)
-        self._draining = self._stopping = False
+        self._announced = self._draining = self._stopping = False
         self._log = logs.get(__name__)
+
+    @property
+    def _welcome(self) -> bool:
+        """Whether new sessions are, as far as it is up to this process."""
+        return self._announced and not self._draining
 
     async def run(self, stop: asyncio.Event) -> None:
         """Draft until `stop`; healthy once it can draft and the registry names it.
@@ -75,8 +80,9 @@ class DraftWorker:
         figures.export(engine.figures)
         engine.start()
         self._servicer.serve_with(engine)
-        liveness = asyncio.create_task(
-            keep_liveness(self._server, engine, self._settings.engine_silence_s)
+        silence_s = self._settings.engine_silence_s
+        health = asyncio.create_task(
+            keep_health(self._server, engine, lambda: self._welcome, silence_s)
         )
         ending = asyncio.Event()
         announcer = Announcer(
@@ -101,8 +107,8 @@ class DraftWorker:
             ending.set()
             self._servicer.end_streams()
             await self._server.stop(STREAM_GRACE_S)
-            liveness.cancel()
-            await asyncio.gather(liveness, return_exceptions=True)
+            health.cancel()
+            await asyncio.gather(health, return_exceptions=True)
             await asyncio.to_thread(engine.stop)
             await announcing
         if died.exception() is not None:
@@ -115,7 +121,7 @@ class DraftWorker:
         await asyncio.wait({running, first}, return_when=asyncio.FIRST_COMPLETED)
         first.cancel()
         if announcer.announced.is_set() and not self._stopping:
-            await self._server.set_serving(True)
+            self._announced = True
             self._log.info("serving", drafter=drafter)
         await running
 
@@ -125,7 +131,6 @@ class DraftWorker:
             self._log.info("draining" if draining else "serving again")
             self._draining = draining
             engine.refuse(draining)
-            await self._server.set_serving(not draining)
 
     async def _drain(self, engine: Engine, died: asyncio.Future[None]) -> None:
         """Wait for the sessions to leave, for as long as the settings allow."""

@@ -122,8 +122,11 @@ class Server:
         await self._health.set(LIVENESS, _status(alive))
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, give running ones `grace_s` seconds, then cancel them."""
-        await self._health.enter_graceful_shutdown()
+        """Refuse new calls, give running ones `grace_s` seconds, then cancel them.
+
+        It stays alive meanwhile: what ends in order must not be ended by others.
+        """
+        await self.set_serving(False)
         await self.grpc.stop(grace_s)
 
 

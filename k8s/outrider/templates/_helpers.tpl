@@ -235,6 +235,8 @@ livenessProbe:
   periodSeconds: 10
   timeoutSeconds: 10
   failureThreshold: 3
+  # What hangs does not drain: its sessions are elsewhere by then, or wait for its end.
+  terminationGracePeriodSeconds: {{ add (.settings.preStopSeconds | default 0) 5 }}
 readinessProbe:
   grpc: {port: {{ .settings.port }}}
   periodSeconds: 5

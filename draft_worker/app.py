@@ -62,7 +62,7 @@ class DraftWorker:
             tls=settings.redis_tls(),
         ) as redis:
             port = await self._server.start(SERVICE_NAME, settings.host, settings.port)
-            address = f"{settings.advertise_host or settings.host}:{port}"
+            address = rpc.address_of(settings.advertise_host or settings.host, port)
             self._log.info("listening", address=address)
             try:
                 # Loading can't be interrupted: a process that is stopped now ends after it.

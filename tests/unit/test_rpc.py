@@ -124,6 +124,15 @@ async def test_health_follows_set_serving_and_ends_at_stop() -> None:
         assert await ask("") == await ask(NAME) == status.NOT_SERVING
 
 
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("10.0.0.1", "10.0.0.1:7"), ("name", "name:7"), ("::1", "[::1]:7"), ("[::1]", "[::1]:7")],
+)
+def test_addresses_of_ipv6_are_in_brackets(host: str, address: str) -> None:
+    assert rpc.address_of(host, 7) == address
+    rpc.check_address(address)
+
+
 async def test_who_stops_is_alive_to_the_end() -> None:
     async with serving() as (server, channel, _):
         stub = health_pb2_grpc.HealthStub(channel)

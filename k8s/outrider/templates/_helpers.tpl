@@ -79,7 +79,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{/* The port in redis.url, by which its NetworkPolicy is made. */}}
 {{- define "outrider.redisPort" -}}
 {{- $host := (urlParse (.Values.redis.url | default "redis://valkey:6379" | splitList "," | first)).host -}}
-{{- if contains ":" $host }}{{ splitList ":" $host | last }}{{ else }}6379{{ end -}}
+{{- regexFind ":[0-9]+$" $host | default ":6379" | trimPrefix ":" -}}
 {{- end }}
 
 {{/* Seconds from SIGTERM to the end beyond the drain, by part: last frames, and the step in hand. */}}
@@ -118,7 +118,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- if $values.redis.caSecret.name }}
 - --redis-ca=/etc/outrider/redis-ca/ca.crt
 {{- end }}
-- --host=0.0.0.0
+- {{ printf "--host=%s" $values.listenAddress | quote }}
 - --port={{ .settings.port }}
 - --worker-id=$(POD_NAME)
 - --drain-timeout-s={{ $values.drainSeconds }}

@@ -8,7 +8,7 @@ from draft_worker import figures
 from draft_worker.config import Settings
 from draft_worker.drafters import ChosenDrafter, build
 from draft_worker.engine import Engine
-from draft_worker.health import keep_health
+from draft_worker.health import Health
 from draft_worker.servicer import DraftServicer
 from outrider import logs, rpc, service
 from outrider.callers import VERIFY_WORKER_NAME
@@ -81,16 +81,17 @@ class DraftWorker:
         engine.start()
         self._servicer.serve_with(engine)
         silence_s = self._settings.engine_silence_s
-        health = asyncio.create_task(
-            keep_health(self._server, engine, lambda: self._welcome, silence_s)
-        )
+        health = Health(self._server, engine, lambda: self._welcome, silence_s)
+        keeping = asyncio.create_task(health.keep())
         ending = asyncio.Event()
         announcer = Announcer(
             registry,
             lambda: self._record(chosen, address, engine.figures.sessions),
-            lambda draining: self._obey(engine, draining),
+            lambda draining: self._obey(engine, health, draining),
         )
-        announcing = asyncio.create_task(self._announce(announcer, chosen.drafter.name, ending))
+        announcing = asyncio.create_task(
+            self._announce(announcer, health, chosen.drafter.name, ending)
+        )
         stopped = asyncio.create_task(stop.wait())
         died = asyncio.wrap_future(engine.finished)
         try:
@@ -101,20 +102,22 @@ class DraftWorker:
             # leave, then the worker leaves the registry, then the engine ends.
             stopped.cancel()
             self._draining = self._stopping = True
-            await self._server.set_serving(False)
+            await health.tell()
             announcer.changed()
             await self._drain(engine, died)
             ending.set()
             self._servicer.end_streams()
             await self._server.stop(STREAM_GRACE_S)
-            health.cancel()
-            await asyncio.gather(health, return_exceptions=True)
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
             await asyncio.to_thread(engine.stop)
             await announcing
         if died.exception() is not None:
             raise InternalError("the engine failed; the log has the traceback")
 
-    async def _announce(self, announcer: Announcer, drafter: str, ending: asyncio.Event) -> None:
+    async def _announce(
+        self, announcer: Announcer, health: Health, drafter: str, ending: asyncio.Event
+    ) -> None:
         """Be healthy from the first announcement on, and stay announced until `ending`."""
         running = asyncio.create_task(announcer.run(ending))
         first = asyncio.create_task(announcer.announced.wait())
@@ -122,15 +125,17 @@ class DraftWorker:
         first.cancel()
         if announcer.announced.is_set() and not self._stopping:
             self._announced = True
+            await health.tell()
             self._log.info("serving", drafter=drafter)
         await running
 
-    async def _obey(self, engine: Engine, draining: bool) -> None:
+    async def _obey(self, engine: Engine, health: Health, draining: bool) -> None:
         """Open nothing from now on, or something again, as somebody has ordered."""
         if not self._stopping:
             self._log.info("draining" if draining else "serving again")
             self._draining = draining
             engine.refuse(draining)
+            await health.tell()
 
     async def _drain(self, engine: Engine, died: asyncio.Future[None]) -> None:
         """Wait for the sessions to leave, for as long as the settings allow."""

@@ -7,26 +7,36 @@ from draft_worker.engine import Engine
 from outrider import logs, rpc
 
 
-async def keep_health(
-    server: rpc.Server, engine: Engine, welcome: Callable[[], bool], silence_s: float
-) -> None:
-    """Say to health checks whether new sessions are welcome, and the engine works, until cancelled.
+class Health:
+    """What health checks are told: whether the engine works, and new sessions are welcome.
 
     It does not once it has said nothing for `silence_s` or longer while it had something to do;
-    they are not then, nor unless `welcome` says so. It also ticks the engine's clock.
+    they are not then, nor unless `welcome` says so.
     """
-    log = logs.get(__name__)
-    serving = alive = False
-    while True:
-        engine.awake.tick()
-        hangs = engine.pulse.silent_s >= silence_s
-        if alive is hangs:
-            alive = not hangs
-            await server.set_alive(alive)
-            if hangs:
-                log.error("the engine hangs", silent_s=round(engine.pulse.silent_s, 1))
-        wanted = not hangs and welcome()
-        if wanted is not serving:
-            serving = wanted
-            await server.set_serving(serving)
-        await asyncio.sleep(engine.awake.tick_s)
+
+    def __init__(
+        self, server: rpc.Server, engine: Engine, welcome: Callable[[], bool], silence_s: float
+    ) -> None:
+        self._server = server
+        self._engine = engine
+        self._welcome = welcome
+        self._silence_s = silence_s
+        self._hangs = False
+        self._log = logs.get(__name__)
+
+    async def tell(self) -> None:
+        """Say how it is now."""
+        silent_s = self._engine.pulse.silent_s
+        hangs = silent_s >= self._silence_s
+        if hangs and not self._hangs:
+            self._log.error("the engine hangs", silent_s=round(silent_s, 1))
+        self._hangs = hangs
+        await self._server.set_alive(not hangs)
+        await self._server.set_serving(not hangs and self._welcome())
+
+    async def keep(self) -> None:
+        """Say it again and again until cancelled; this also ticks the engine's clock."""
+        while True:
+            self._engine.awake.tick()
+            await self.tell()
+            await asyncio.sleep(self._engine.awake.tick_s)

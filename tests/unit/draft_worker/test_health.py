@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draft_worker.engine import Engine
-from draft_worker.health import keep_health
+from draft_worker.health import Health
 from outrider import rpc
 from outrider.drafting.base import DraftRequest
 from outrider.drafting.ngram import NgramDrafter
@@ -50,7 +50,8 @@ async def test_health_follows_the_engine() -> None:
         await becomes(STATUS.NOT_SERVING, STATUS.NOT_SERVING)  # as long as nothing is loaded
         engine.start()
         welcome = [False]
-        health = asyncio.create_task(keep_health(server, engine, lambda: welcome[0], SILENCE_S))
+        health = Health(server, engine, lambda: welcome[0], SILENCE_S)
+        keeping = asyncio.create_task(health.keep())
         events: SimpleQueue[Sequence[DraftEvent]] = SimpleQueue()
         try:
             await becomes(STATUS.SERVING, STATUS.NOT_SERVING)
@@ -67,6 +68,6 @@ async def test_health_follows_the_engine() -> None:
         finally:
             drafter.gate.put(None)
             await asyncio.to_thread(engine.stop)
-            health.cancel()
-            await asyncio.wait([health])
+            keeping.cancel()
+            await asyncio.wait([keeping])
             await server.stop(0)

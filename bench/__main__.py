@@ -37,6 +37,7 @@ NAMES = {
     "speculation": "Tokens per second with speculation over without, in one run.",
     "drafter": "How much of a drafter's proposals is accepted, and what a token costs.",
     "end-to-end": "The same through all services, by category, beside transformers.",
+    "probes": "Probes and grace periods of the chart, against real processes.",
     "autoscale": "The draft pool follows its load by the rules of HPA and KEDA.",
     "sweep": "No drafts, fixed lengths and the chosen one, with 1 to 32 sessions.",
 }

@@ -14,11 +14,18 @@ END = "<eos>"
 
 
 def write_model(
-    where: Path, *, letters: int, end: bool = False, scale: float = 4.0, seed: int = 0
+    where: Path,
+    *,
+    letters: int,
+    end: bool = False,
+    scale: float = 4.0,
+    seed: int = 0,
+    context: int = CONTEXT,
 ) -> Path:
     """A random Llama over `letters` letters (and, with `end`, an end-of-sequence token).
 
-    `scale` widens the weights, so that logits differ clearly and attention matters.
+    `context` is its longest, in tokens. `scale` widens the weights, so that logits differ clearly
+    and attention matters.
     """
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # no hints there
     torch.manual_seed(seed)
@@ -32,7 +39,7 @@ def write_model(
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=context,
         bos_token_id=None,
         eos_token_id=end_id,
         pad_token_id=None,

@@ -23,7 +23,7 @@ class Settings(ServiceSettings):
         "", help="File with the password of Redis; it is read again for each connection."
     )
     served_name: str = setting("", help="Name of the model for clients (default: the path's name).")
-    host: str = setting("127.0.0.1", help="Address to listen on.")
+    host: str = setting("127.0.0.1", help="Address to listen on; :: is all, IPv4 too.")
     port: int = setting(
         7070, at_least=0, at_most=65535, help="Port to listen on; 0 takes any free one."
     )

@@ -8,7 +8,7 @@ from draft_worker import figures
 from draft_worker.config import Settings
 from draft_worker.drafters import ChosenDrafter, build
 from draft_worker.engine import Engine
-from draft_worker.health import keep_liveness
+from draft_worker.health import Health
 from draft_worker.servicer import DraftServicer
 from outrider import logs, rpc, service
 from outrider.callers import VERIFY_WORKER_NAME
@@ -38,8 +38,13 @@ class DraftWorker:
             tls=settings.open_tls(), checks=settings.peer_checks(VERIFY_WORKER_NAME)
         )
         self._servicer = DraftServicer(worker_id, self._incarnation)
-        self._draining = self._stopping = False
+        self._announced = self._draining = self._stopping = False
         self._log = logs.get(__name__)
+
+    @property
+    def _welcome(self) -> bool:
+        """Whether new sessions are, as far as it is up to this process."""
+        return self._announced and not self._draining
 
     async def run(self, stop: asyncio.Event) -> None:
         """Draft until `stop`; healthy once it can draft and the registry names it.
@@ -57,7 +62,7 @@ class DraftWorker:
             tls=settings.redis_tls(),
         ) as redis:
             port = await self._server.start(SERVICE_NAME, settings.host, settings.port)
-            address = f"{settings.advertise_host or settings.host}:{port}"
+            address = rpc.address_of(settings.advertise_host or settings.host, port)
             self._log.info("listening", address=address)
             try:
                 # Loading can't be interrupted: a process that is stopped now ends after it.
@@ -75,16 +80,18 @@ class DraftWorker:
         figures.export(engine.figures)
         engine.start()
         self._servicer.serve_with(engine)
-        liveness = asyncio.create_task(
-            keep_liveness(self._server, engine, self._settings.engine_silence_s)
-        )
+        silence_s = self._settings.engine_silence_s
+        health = Health(self._server, engine, lambda: self._welcome, silence_s)
+        keeping = asyncio.create_task(health.keep())
         ending = asyncio.Event()
         announcer = Announcer(
             registry,
             lambda: self._record(chosen, address, engine.figures.sessions),
-            lambda draining: self._obey(engine, draining),
+            lambda draining: self._obey(engine, health, draining),
         )
-        announcing = asyncio.create_task(self._announce(announcer, chosen.drafter.name, ending))
+        announcing = asyncio.create_task(
+            self._announce(announcer, health, chosen.drafter.name, ending)
+        )
         stopped = asyncio.create_task(stop.wait())
         died = asyncio.wrap_future(engine.finished)
         try:
@@ -95,37 +102,40 @@ class DraftWorker:
             # leave, then the worker leaves the registry, then the engine ends.
             stopped.cancel()
             self._draining = self._stopping = True
-            await self._server.set_serving(False)
+            await health.tell()
             announcer.changed()
             await self._drain(engine, died)
             ending.set()
             self._servicer.end_streams()
             await self._server.stop(STREAM_GRACE_S)
-            liveness.cancel()
-            await asyncio.gather(liveness, return_exceptions=True)
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
             await asyncio.to_thread(engine.stop)
             await announcing
         if died.exception() is not None:
             raise InternalError("the engine failed; the log has the traceback")
 
-    async def _announce(self, announcer: Announcer, drafter: str, ending: asyncio.Event) -> None:
+    async def _announce(
+        self, announcer: Announcer, health: Health, drafter: str, ending: asyncio.Event
+    ) -> None:
         """Be healthy from the first announcement on, and stay announced until `ending`."""
         running = asyncio.create_task(announcer.run(ending))
         first = asyncio.create_task(announcer.announced.wait())
         await asyncio.wait({running, first}, return_when=asyncio.FIRST_COMPLETED)
         first.cancel()
         if announcer.announced.is_set() and not self._stopping:
-            await self._server.set_serving(True)
+            self._announced = True
+            await health.tell()
             self._log.info("serving", drafter=drafter)
         await running
 
-    async def _obey(self, engine: Engine, draining: bool) -> None:
+    async def _obey(self, engine: Engine, health: Health, draining: bool) -> None:
         """Open nothing from now on, or something again, as somebody has ordered."""
         if not self._stopping:
             self._log.info("draining" if draining else "serving again")
             self._draining = draining
             engine.refuse(draining)
-            await self._server.set_serving(not draining)
+            await health.tell()
 
     async def _drain(self, engine: Engine, died: asyncio.Future[None]) -> None:
         """Wait for the sessions to leave, for as long as the settings allow."""

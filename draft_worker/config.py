@@ -67,7 +67,7 @@ class Settings(ServiceSettings):
     drain_timeout_s: float = setting(
         10.0, at_least=0, help="Seconds that sessions get to move elsewhere after SIGTERM."
     )
-    host: str = setting("127.0.0.1", help="Address to listen on.")
+    host: str = setting("127.0.0.1", help="Address to listen on; :: is all, IPv4 too.")
     port: int = setting(0, at_least=0, at_most=65535, help="Port to listen on; 0 takes a free one.")
     advertise_host: str = setting("", help="Host that verify workers reach this one at.")
     worker_id: str = setting("", help="Name in the registry; made up when empty.")

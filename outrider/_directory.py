@@ -69,7 +69,7 @@ class Directory:
             if name.address != address:
                 continue
             name.looked_up_at, name.why = self._clock(), why
-            found = [_endpoint(ip, name.port) for ip in dict.fromkeys(ip_addresses)]
+            found = [rpc.address_of(ip, name.port) for ip in dict.fromkeys(ip_addresses)]
             if set(found) != set(name.endpoints) and found:
                 self._shuffle(found)
                 name.endpoints = found
@@ -128,7 +128,3 @@ def _name_of(address: str) -> _Name:
     except ValueError:
         return _Name(address, host, int(port), [])
     return _Name(address, "", int(port), [address])
-
-
-def _endpoint(ip: str, port: int) -> str:
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"

@@ -98,7 +98,7 @@ def install(
     if metrics_port:
         readers.append(PrometheusMetricReader())
         try:
-            server, _ = start_http_server(metrics_port, addr=metrics_host)
+            server, _ = start_http_server(metrics_port, addr=metrics_host.strip("[]"))
         except OSError as error:
             raise AddressInUseError(
                 f"can't serve metrics on port {metrics_port}: {error.strerror}; "

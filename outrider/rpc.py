@@ -91,6 +91,8 @@ class Server:
     async def start(self, service_name: str, host: str, port: int) -> int:
         """Listen on host:port (0: any free port) and return the port.
 
+        `::` is all addresses, of IPv4 too.
+
         Raises:
             AddressInUseError: somebody listens there already.
         """
@@ -101,14 +103,15 @@ class Server:
         )
         await self.set_serving(False)
         await self.set_alive(False)
+        address = address_of(host, port)
         try:
             if self._credentials is None:
-                bound = self.grpc.add_insecure_port(f"{host}:{port}")
+                bound = self.grpc.add_insecure_port(address)
             else:
-                bound = self.grpc.add_secure_port(f"{host}:{port}", self._credentials)
+                bound = self.grpc.add_secure_port(address, self._credentials)
         except RuntimeError as error:
             raise AddressInUseError(
-                f"can't listen on {host}:{port}; is another service using the port? "
+                f"can't listen on {address}; is another service using the port? "
                 "Choose another one with --port"
             ) from error
         await self.grpc.start()
@@ -124,8 +127,11 @@ class Server:
         await self._health.set(LIVENESS, _status(alive))
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, give running ones `grace_s` seconds, then cancel them."""
-        await self._health.enter_graceful_shutdown()
+        """Refuse new calls, give running ones `grace_s` seconds, then cancel them.
+
+        It stays alive meanwhile: what ends in order must not be ended by others.
+        """
+        await self.set_serving(False)
         await self.grpc.stop(grace_s)
 
 
@@ -175,6 +181,12 @@ def status_as_errors(target: str) -> Iterator[None]:
         raise error_of(error, target) from error
 
 
+def address_of(host: str, port: int) -> str:
+    """host:port, with an IPv6 address in brackets."""
+    bare = host.strip("[]")
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+
+
 def check_address(address: str) -> None:
     """Refuse an address without a port with a `ConfigError`."""
     if not address.rpartition(":")[2].isdecimal() or not address.rpartition(":")[0]:
@@ -199,6 +211,7 @@ __all__ = [
     "InternalError",
     "Server",
     "abort",
+    "address_of",
     "check_address",
     "error_of",
     "errors_as_status",

@@ -119,7 +119,7 @@ class VerifyWorker:
             tls=settings.redis_tls(),
         ) as redis:
             port = await server.start(SERVICE_NAME, settings.host, settings.port)
-            address = f"{settings.advertise_host or settings.host}:{port}"
+            address = rpc.address_of(settings.advertise_host or settings.host, port)
             engine.start()
             leaving = asyncio.Event()
             announcer = Announcer(

@@ -114,7 +114,7 @@ class Settings(ServiceSettings):
     drain_timeout_s: float = setting(
         30.0, at_least=0, help="Seconds that sessions get to finish after SIGTERM."
     )
-    host: str = setting("127.0.0.1", help="Address to listen on.")
+    host: str = setting("127.0.0.1", help="Address to listen on; :: is all, IPv4 too.")
     port: int = setting(0, at_least=0, at_most=65535, help="Port to listen on; 0 takes a free one.")
     advertise_host: str = setting("", help="Host that coordinators reach this worker at.")
     draft_worker_name: str = setting(

@@ -233,7 +233,7 @@ def _check_listening(address: str) -> None:
     if not colon or not port.isdecimal():
         raise ConfigError(f"--ray-address {address!r} is not HOST:PORT")
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     except OSError as error:
         raise ConfigError(f"no Ray at {address}: {error}") from error
 

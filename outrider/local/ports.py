@@ -29,7 +29,9 @@ def take_port(host: str, port: int) -> int:
 
 
 def _take(host: str, port: int) -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -44,7 +46,7 @@ def _take(host: str, port: int) -> int:
 async def listens(host: str, port: int) -> bool:
     """Whether somebody accepts connections there."""
     try:
-        _, writer = await asyncio.open_connection(host, port)
+        _, writer = await asyncio.open_connection(host.strip("[]"), port)
     except OSError:
         return False
     writer.close()

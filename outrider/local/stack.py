@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
+from outrider import rpc
 from outrider.callers import COORDINATOR_NAME
 from outrider.client import AsyncClient
 from outrider.errors import DeadlineError, NotFoundError, UnavailableError
@@ -54,7 +55,7 @@ class LocalStack:
     @property
     def address(self) -> str:
         """host:port of the coordinator."""
-        return f"{self.settings.host}:{self._port}"
+        return rpc.address_of(self.settings.host, self._port)
 
     def client(self) -> AsyncClient:
         """A client that the coordinator knows: with a certificate and a token, as needed."""

@@ -1,7 +1,7 @@
 """An OpenTelemetry collector that keeps the spans it gets: a real OTLP gRPC server."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 import grpc
@@ -32,15 +32,18 @@ class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
 
 
 @asynccontextmanager
-async def collector() -> AsyncIterator[tuple[str, Spans]]:
-    """The endpoint to export to, and what has come there."""
+async def collector(
+    address: str = "127.0.0.1:0", *, inside: AbstractContextManager[None] | None = None
+) -> AsyncIterator[tuple[str, Spans]]:
+    """The endpoint to export to, and what has come there; its socket is made `inside`."""
     server = grpc.aio.server()
     spans = Spans()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(spans, server)
     metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(_Metrics(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    with inside or nullcontext():
+        port = server.add_insecure_port(address)
     await server.start()
     try:
-        yield f"http://127.0.0.1:{port}", spans
+        yield f"http://{address.rpartition(':')[0]}:{port}", spans
     finally:
         await server.stop(None)

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -133,6 +133,38 @@ async def test_health_follows_set_serving_and_ends_at_stop() -> None:
         assert await ask("") == await ask(NAME) == status.SERVING
         await server.set_serving(False)
         assert await ask("") == await ask(NAME) == status.NOT_SERVING
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("10.0.0.1", "10.0.0.1:7"), ("name", "name:7"), ("::1", "[::1]:7"), ("[::1]", "[::1]:7")],
+)
+def test_addresses_of_ipv6_are_in_brackets(host: str, address: str) -> None:
+    assert rpc.address_of(host, 7) == address
+    rpc.check_address(address)
+
+
+async def test_who_stops_is_alive_to_the_end() -> None:
+    async with serving() as (server, channel, _):
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        async def all_of(service: str, first: asyncio.Event) -> list[int]:
+            said = []
+            with suppress(grpc.aio.AioRpcError):
+                async for reply in stub.Watch(health_pb2.HealthCheckRequest(service=service)):
+                    said.append(reply.status)
+                    first.set()
+            return said
+
+        await server.set_serving(True)
+        await server.set_alive(True)
+        heard = [asyncio.Event(), asyncio.Event()]
+        watched = asyncio.gather(all_of(NAME, heard[0]), all_of(rpc.LIVENESS, heard[1]))
+        for event in heard:
+            await event.wait()
+        await server.stop(0.2)
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        assert await watched == [[status.SERVING, status.NOT_SERVING], [status.SERVING]]
 
 
 async def test_reflection_lists_the_service() -> None:

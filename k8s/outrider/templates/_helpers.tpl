@@ -75,7 +75,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{/* The port in redis.url, by which its NetworkPolicy is made. */}}
 {{- define "outrider.redisPort" -}}
 {{- $host := (urlParse (.Values.redis.url | default "redis://valkey:6379" | splitList "," | first)).host -}}
-{{- if contains ":" $host }}{{ splitList ":" $host | last }}{{ else }}6379{{ end -}}
+{{- regexFind ":[0-9]+$" $host | default ":6379" | trimPrefix ":" -}}
 {{- end }}
 
 {{/* Seconds from SIGTERM to the end beyond the drain, by part: last frames, and the step in hand. */}}
@@ -108,7 +108,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- $values := .root.Values -}}
 - {{ .component }}
 {{ include "outrider.identityArgs" . }}
-- --host=0.0.0.0
+- {{ printf "--host=%s" $values.listenAddress | quote }}
 - --port={{ .settings.port }}
 - --worker-id=$(POD_NAME)
 - --drain-timeout-s={{ $values.drainSeconds }}
@@ -206,6 +206,8 @@ livenessProbe:
   {{- include "outrider.probe" (merge (dict "seconds" 10) $liveness) | nindent 2 }}
   periodSeconds: 10
   failureThreshold: 3
+  # What hangs does not drain: its sessions are elsewhere by then, or wait for its end.
+  terminationGracePeriodSeconds: {{ add (.settings.preStopSeconds | default 0) 5 }}
 readinessProbe:
   {{- include "outrider.probe" $readiness | nindent 2 }}
   periodSeconds: 5

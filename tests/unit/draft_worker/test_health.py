@@ -1,4 +1,4 @@
-"""A draft worker is alive while its engine gets on, and not while a call of the drafter hangs."""
+"""A draft worker is well while its engine gets on, and not while a call of the drafter hangs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draft_worker.engine import Engine
-from draft_worker.health import keep_liveness
+from draft_worker.health import Health
 from outrider import rpc
 from outrider.drafting.base import DraftRequest
 from outrider.drafting.ngram import NgramDrafter
@@ -29,7 +29,7 @@ class HangingDrafter(NgramDrafter):
         return super().propose(requests)
 
 
-async def test_liveness_follows_the_engine() -> None:
+async def test_health_follows_the_engine() -> None:
     drafter = HangingDrafter()
     engine = Engine(drafter, max_sessions=4)
     server = rpc.Server()
@@ -37,31 +37,37 @@ async def test_liveness_follows_the_engine() -> None:
     async with rpc.open_channel(f"127.0.0.1:{port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
 
-        async def becomes(status: int) -> None:
-            request = health_pb2.HealthCheckRequest(service=rpc.LIVENESS)
+        async def becomes(alive: int, ready: int) -> None:
+            said = (-1, -1)
             for _ in range(3000):
-                if (await stub.Check(request)).status == status:
+                asked = [health_pb2.HealthCheckRequest(service=s) for s in (rpc.LIVENESS, "")]
+                said = ((await stub.Check(asked[0])).status, (await stub.Check(asked[1])).status)
+                if said == (alive, ready):
                     return
                 await asyncio.sleep(0.02)
-            raise AssertionError(f"liveness never became {status}")
+            raise AssertionError(f"alive and ready are {said}")
 
-        await becomes(STATUS.NOT_SERVING)  # as long as nothing is loaded
+        await becomes(STATUS.NOT_SERVING, STATUS.NOT_SERVING)  # as long as nothing is loaded
         engine.start()
-        liveness = asyncio.create_task(keep_liveness(server, engine, SILENCE_S))
+        welcome = [False]
+        health = Health(server, engine, lambda: welcome[0], SILENCE_S)
+        keeping = asyncio.create_task(health.keep())
         events: SimpleQueue[Sequence[DraftEvent]] = SimpleQueue()
         try:
-            await becomes(STATUS.SERVING)
+            await becomes(STATUS.SERVING, STATUS.NOT_SERVING)
+            welcome[0] = True
+            await becomes(STATUS.SERVING, STATUS.SERVING)
             opened = OpenDraft(
                 session_id="s", epoch=1, token_ids=(1, 2, 1), sampling=SamplingParams(), draft_len=2
             )
             engine.submit(engine.open_stream(events.put), [opened])
-            await becomes(STATUS.NOT_SERVING)
+            await becomes(STATUS.NOT_SERVING, STATUS.NOT_SERVING)
             drafter.gate.put(None)
-            await becomes(STATUS.SERVING)
+            await becomes(STATUS.SERVING, STATUS.SERVING)
             assert await asyncio.to_thread(events.get, timeout=60)
         finally:
             drafter.gate.put(None)
             await asyncio.to_thread(engine.stop)
-            liveness.cancel()
-            await asyncio.wait([liveness])
+            keeping.cancel()
+            await asyncio.wait([keeping])
             await server.stop(0)

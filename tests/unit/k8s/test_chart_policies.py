@@ -236,6 +236,27 @@ def test_the_hpa_asks_for_the_same(rendered: Render) -> None:
     assert set(external["metric"]["selector"]["matchLabels"]) <= targets
 
 
+@pytest.mark.parametrize(
+    ("host", "redis_port", "otlp_port"),
+    [
+        ("host", 6379, 4317),
+        ("host:1234", 1234, 1234),
+        ("[fd00::1]", 6379, 4317),
+        ("[fd00::1]:1234", 1234, 1234),
+    ],
+)
+def test_ports_are_those_of_the_addresses(host: str, redis_port: int, otlp_port: int) -> None:
+    addresses = {"redis": {"url": f"redis://{host}/0"}, "telemetry": {"otlpEndpoint": ""}}
+    addresses["telemetry"]["otlpEndpoint"] = f"http://{host}"
+    with load_chart() as chart:
+        found = Rendered(chart, values_of("minimal") | addresses)
+    for _, spec in policies(found):
+        ports = [rule["ports"][0]["port"] for rule in spec["egress"]]
+        # DNS comes first, what a service calls on its own behalf last or before.
+        assert ports[1] == redis_port
+        assert ports[-1] == otlp_port
+
+
 def test_a_service_monitor_sees_every_part_once(rendered: Render) -> None:
     found = rendered("cert-manager")
     (monitor,) = found.of("ServiceMonitor")

@@ -17,7 +17,7 @@ import verify_worker.config
 from outrider import rpc
 from outrider.config import command
 from tests.support import health_probe
-from tests.support.chart import FILES, Rendered, arguments_of
+from tests.support.chart import FILES, Rendered, arguments_of, load_chart, values_of
 
 Render = Callable[[str], Rendered]
 SETTINGS = {
@@ -160,3 +160,17 @@ def test_kinds_of_flags(rendered: Render) -> None:
     assert settings["verify-worker"].prefix_cache is False
     assert settings["verify-worker"].calibrate is True
     assert settings["draft-worker"].share_outputs is False
+
+
+def test_what_hangs_gets_no_time_to_drain(rendered: Render) -> None:
+    for pod, container, _ in rendered("minimal").services():
+        grace_s = container["livenessProbe"]["terminationGracePeriodSeconds"]
+        before_s = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {})
+        assert before_s.get("seconds", 0) < grace_s < pod["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_services_listen_where_they_are_told() -> None:
+    with load_chart() as chart:
+        told = Rendered(chart, values_of("minimal") | {"listenAddress": "::"})
+    for _, container, _ in told.services():
+        assert [a for a in container["args"] if a.startswith("--host")] == ["--host=::"]

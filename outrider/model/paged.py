@@ -10,6 +10,7 @@ from outrider.errors import UnsupportedModelError
 from outrider.model.attention import STEP_ARGUMENT, KvShapes
 from outrider.model.blocks import BLOCK_TOKENS, BlockPool, BlockTable
 from outrider.model.fast import FastNumerics
+from outrider.model.linears.install import require_weights
 from outrider.model.loading import LoadedModel
 from outrider.model.pages import KvPages
 from outrider.model.rows import NO_PARENT, Segment, Span, StepOutput, StepRows, flatten
@@ -81,10 +82,17 @@ class PagedModel:
     def __init__(
         self, model: LoadedModel, total_blocks: int, numerics: Numerics | None = None
     ) -> None:
+        """Without `numerics` the model's own code runs, over its own weights.
+
+        Raises:
+            InternalError: these are gone, into numerics that were chosen before.
+        """
         self.vocab_size = model.vocab_size
         self.context_len = model.context_len
         self.pool = BlockPool(total_blocks)
         self._module = model.module
+        if numerics is None:
+            require_weights(model.module)
         self._numerics = numerics or FastNumerics()
         self.arithmetic = self._numerics.arithmetic
         parameter = next(model.module.parameters())

@@ -73,7 +73,7 @@ def write_llama(
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(shape.vocabulary)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"t{i}" for i in range(shape.vocabulary)])
+    writer.add_token_list(["t", "0", *(f"t{i}" for i in range(shape.vocabulary - 2))])
     writer.add_token_merges(["t 0"])
     writer.add_eos_token_id(1)
     pairs = {"attn_q": shape.heads, "attn_k": shape.kv_heads}

@@ -133,8 +133,7 @@ def require_weights(module: torch.nn.Module) -> None:
         InternalError: it has to be loaded again.
     """
     for name, child in module.named_modules():
-        # `_weight` looks at each again; here it is told before anything is made.
-        if type(child) in _LINEAR_TYPES and not isinstance(child, QuantisedLinear):
+        if type(child) in _LINEAR_TYPES:
             _require_weight(child, name)
 
 

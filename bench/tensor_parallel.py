@@ -42,6 +42,7 @@ from outrider.model.parallel.group import Limits, RankGroup
 from outrider.model.parallel.leader import ParallelModel
 from outrider.model.parallel.shards import load_shard
 from outrider.sampling.rows import Row
+from outrider.sampling.scores import Choosing
 
 TINY = "tiny"
 LETTERS = 24
@@ -270,7 +271,8 @@ def rows_report(settings: Settings, model: Any, rank_count: int) -> Report:
     def seconds(sampling: SamplingParams, _: int) -> float:
         rows = [Row(sampling, tokens[: place + 1]) for place in range(len(tokens))]
         began = time.perf_counter()
-        scores = model.score([Segment(tokens, table, len(rows))], rows, [], model.vocab_size)
+        choosing = Choosing(rows, [], model.vocab_size)
+        scores = model.score([Segment(tokens, table, len(rows))], choosing)
         for place in range(len(rows)):
             assert scores.targets[place] is not None
         return time.perf_counter() - began

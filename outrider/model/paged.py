@@ -14,8 +14,7 @@ from outrider.model.linears.install import require_weights
 from outrider.model.loading import LoadedModel
 from outrider.model.pages import KvPages
 from outrider.model.rows import NO_PARENT, Segment, Span, StepOutput, StepRows, flatten
-from outrider.sampling.rows import Row
-from outrider.sampling.scores import Scores, WholeScores
+from outrider.sampling.scores import Choosing, Scores, WholeScores
 
 __all__ = [
     "NO_PARENT",
@@ -61,13 +60,7 @@ class StepModel(Protocol):
         """The blocks of its pages."""
         ...
 
-    def score(
-        self,
-        segments: Sequence[Segment],
-        rows: Sequence[Row],
-        whole: Sequence[int],
-        token_count: int,
-    ) -> Scores:
+    def score(self, segments: Sequence[Segment], choosing: Choosing) -> Scores:
         """Run every row once; see `PagedModel.score`."""
         ...
 
@@ -132,20 +125,10 @@ class PagedModel:
         """
         return self._numerics.run(self._module, self._pages, flatten(segments), inputs)
 
-    def score(
-        self,
-        segments: Sequence[Segment],
-        rows: Sequence[Row],
-        whole: Sequence[int],
-        token_count: int,
-    ) -> Scores:
-        """`step`, for tokens to be chosen: `rows` say how, one for each row of logits.
-
-        Rows of logits can be looked at where `whole` names them. Ids from `token_count` on are
-        padding, never chosen.
-        """
+    def score(self, segments: Sequence[Segment], choosing: Choosing) -> Scores:
+        """`step`, for tokens to be chosen."""
         output = self.step(segments)
-        return WholeScores(output.logits[:, :token_count].float(), output.hidden, rows)
+        return WholeScores(output.logits, output.hidden, choosing)
 
     @torch.inference_mode()
     def keep_path(self, table: BlockTable, rows: Sequence[int]) -> None:

@@ -22,6 +22,7 @@ from outrider.model.parallel.group import Limits, RankGroup
 from outrider.model.parallel.outline import outline_shard
 from outrider.model.parallel.shards import Shard, load_shard
 from outrider.sampling.rows import Row
+from outrider.sampling.scores import Choosing
 from tests.support.gguf_files import Shape, write_llama
 from tests.support.ranks import alone, running
 
@@ -186,7 +187,7 @@ def continued(model: Any) -> list[list[int]]:
             for text, table in zip(texts, tables, strict=True)
         ]
         rows = [Row(SamplingParams(temperature=0.0), list(text)) for text in texts]
-        targets = model.score(segments, rows, [], SHAPE.vocabulary).targets
+        targets = model.score(segments, Choosing(rows, [], SHAPE.vocabulary)).targets
         for place, (text, table) in enumerate(zip(texts, tables, strict=True)):
             token = targets[place]
             assert token is not None

@@ -92,7 +92,7 @@ class VerifyEngine:
         # Enough for every benchmark, and no matter how much memory others have left.
         settings = {"kv_memory": "1GiB", **settings}
         whole = WorkerSettings(model=path, redis_url="", threads=threads, **settings)
-        target = load_target(whole, ranks)
+        self.target = target = load_target(whole, ranks)
         self.model = target.model
         self.scheduler = target.scheduler
         self.context_len = target.context_len

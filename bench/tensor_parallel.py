@@ -27,6 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from bench.engine import VerifyEngine
 from bench.local_ranks import LocalRanks
 from bench.rank_memory import memory_report
+from bench.rank_overlap import overlap_report
 from bench.report import Bar, Report, progress
 from bench.rounds import Spread, alternate, ratios
 from bench.tiny import write_model
@@ -154,7 +155,7 @@ class Sides:
         self._settings = settings
         chance = random.Random(0)
         vocabulary = min(model.vocab_size, 20_000)
-        self._prompts = [
+        self.prompts = [
             [chance.randrange(vocabulary) for _ in range(settings.prompt_tokens)]
             for _ in range(settings.sessions)
         ]
@@ -168,7 +169,7 @@ class Sides:
         """Seconds of a step, its forward, and what went to the connection: medians of steps."""
         engine, threads = self.engines[name]
         torch.set_num_threads(threads)
-        sessions = engine.decoding(self._prompts, self._settings.steps + 4)
+        sessions = engine.decoding(self.prompts, self._settings.steps + 4)
         found: list[dict[str, float]] = []
         for _ in range(self._settings.steps):
             self.spent.seconds.clear()
@@ -354,10 +355,13 @@ def run(settings: Settings) -> None:
         split, _ = sides.engines[sides.split_name]
         rows = rows_report(settings, split.model, settings.ranks)
         rows.show()
+        beside = overlap_report(split.target, sides.prompts, 4 * settings.steps)
+        beside.show()
     report.bars.append(compared.bar(settings.compare_ranks, packed=packed))
     report.figures |= {
         "loading": loading.figures,
         "rows": rows.figures,
+        "beside": beside.figures,
         "logits_apart": compared.apart,
     }
     report.bars += loading.bars

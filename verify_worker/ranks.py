@@ -59,7 +59,7 @@ class RankJob:
         """Whether weights stay in the few bits of their file, if they come from one."""
         where = locate_checkpoint(self.model)
         gguf = where if where.suffix == ".gguf" else None
-        return packs(gguf, self.numerics, self.forward, self.linears)
+        return packs(gguf, self.numerics, self.forward, self.linears, self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,10 +184,7 @@ def _load(job: RankJob, group: RankGroup) -> tuple[Shard | None, RankReport, Exc
         torch.set_num_threads(job.threads)
     host = socket.gethostname()
     try:
-        # On other devices no kernel takes them packed.
-        shard = load_shard(
-            job.model, group, dtype=job.dtype, packed=job.packs and group.device.type == "cpu"
-        )
+        shard = load_shard(job.model, group, dtype=job.dtype, packed=job.packs)
         outline = outline_of(shard.model, group.rank, group.size)
         report = RankReport(
             rank=group.rank,

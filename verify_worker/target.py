@@ -153,7 +153,13 @@ def _load_whole(settings: Settings) -> Loaded:
     bytes_per_block = block_bytes(model)
     weights = sum(p.numel() * p.element_size() for p in model.module.parameters())
     own = OwnLogits.of(model)
-    packed = packs(model.gguf, settings.numerics, settings.forward, settings.linears)
+    packed = packs(
+        model.gguf,
+        settings.numerics,
+        settings.forward,
+        settings.linears,
+        model.module.device.type,
+    )
     if packed:
         # Exactly first; in fewer bits rounding would hide a fault.
         plain = choose_numerics(FAST, model, linears=DENSE.name, release=False)

@@ -94,9 +94,12 @@ def choose_numerics(
     return numerics
 
 
-def packs(gguf: Path | None, numerics: str, forward: str, linears: str) -> bool:
-    """Whether weights are kept in the few bits of the file that they come from, if it is one."""
-    plain = forward == COMPILED or linears != AUTO
+def packs(gguf: Path | None, numerics: str, forward: str, linears: str, device: str) -> bool:
+    """Whether weights are kept in the few bits of the file that they come from, if it is one.
+
+    `device` is a type of devices; there are kernels for CPUs only.
+    """
+    plain = forward == COMPILED or linears != AUTO or device != "cpu"
     return numerics == FAST and not plain and gguf is not None
 
 
@@ -106,7 +109,7 @@ def _packer(model: LoadedModel, name: str, forward: str, linears: str, release: 
         kinds=[kind for kind in KINDS if linears in (AUTO, kind.name)],
         quantised=(
             _quantised(model.gguf, model.module)
-            if model.gguf and packs(model.gguf, name, forward, linears)
+            if model.gguf and packs(model.gguf, name, forward, linears, model.module.device.type)
             else None
         ),
         release=release,

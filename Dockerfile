@@ -7,7 +7,8 @@
 #
 # For GPUs: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130; torch brings the CUDA
 # libraries, the node its driver. BASE may be any image with Python 3.11; pin it by digest
-# (--build-arg BASE=…@sha256:…) where builds have to be the same bit by bit.
+# (--build-arg BASE=…@sha256:…) where builds have to be the same bit by bit. Verify workers on
+# several hosts need --build-arg EXTRAS=[ray].
 ARG BASE=docker.io/library/python:3.11.14-slim-bookworm
 ARG GO=docker.io/library/golang:1.25.5-alpine3.22
 
@@ -20,6 +21,7 @@ RUN go install -trimpath -ldflags=-s \
 # hadolint ignore=DL3006
 FROM ${BASE} AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG EXTRAS=
 WORKDIR /src
 RUN python -m venv /opt/outrider
 COPY pyproject.toml constraints.txt README.md LICENSE ./
@@ -29,7 +31,7 @@ COPY draft_worker draft_worker
 COPY verify_worker verify_worker
 RUN --mount=type=cache,target=/root/.cache/pip \
     /opt/outrider/bin/pip install --disable-pip-version-check -c constraints.txt \
-    --extra-index-url "${TORCH_INDEX}" . \
+    --extra-index-url "${TORCH_INDEX}" ".${EXTRAS}" \
     && /opt/outrider/bin/python -m compileall -q /opt/outrider/lib
 
 # No compiler, no sources, no pip cache.

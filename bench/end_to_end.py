@@ -1,11 +1,16 @@
 """Speculation over none through all services, prompt by prompt, with transformers beside it."""
 
 import asyncio
+import hashlib
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from bench.assisted import ASSISTED, LOOKUP, PLAIN, Generation, why_not
 from bench.drafters import KINDS, RANDOM, Choice, choose, stack
+from bench.kept import Kept
 from bench.prompts import encode, load_prompts, prompts_of
 from bench.replay import total
 from bench.report import Bar, Report, progress
@@ -59,6 +64,9 @@ class Settings:
     least: float | None = setting(
         None, at_least=0, help="Ratio over all prompts to reach: 1.5, or 0.97 with random drafts."
     )
+    keep: str = setting(
+        "", env=False, help="File for what came of each prompt; a run that was ended goes on there."
+    )
     cache: str = setting(CACHE, help="Directory for the embedded model.")
     bar: bool = setting(False, help="Exit with 1 when a bar is not met.")
 
@@ -83,7 +91,11 @@ def run(settings: Settings) -> None:
     # With number -1, to warm up; no other prompt begins like it.
     (warm,) = prompts_of(tokenizer, 1, min(32, longest), first=-1)
     peers = transformers_sides(settings, path)
-    results = asyncio.run(measure(settings, path, [*ids, warm], peers))
+    ways = [OFF, AUTO, *(peers.ways if peers is not None else ())]
+    kept = Kept(Path(settings.keep) if settings.keep else None, about(settings, path, ids, ways))
+    if len(kept.rounds) < len(ids):
+        asyncio.run(measure(settings, path, [*ids, warm], peers, kept))
+    results = {way: [turns[way] for turns in kept.rounds] for way in ways}
     categories = [prompt.category for prompt in prompts]
     report = report_of(results, categories, settings)
     if PLAIN in results:
@@ -109,10 +121,30 @@ def transformers_sides(settings: Settings, path: str) -> Generation | None:
     return Generation(path, assistant, lookup=choice.drafter in _LOOKING_UP)
 
 
+def about(
+    settings: Settings, path: str, prompts: Sequence[Sequence[int]], ways: Sequence[str]
+) -> dict[str, Any]:
+    """What a run is of: rounds of another one must not be among its own."""
+    choice = settings.choice
+    return {
+        "target": path,
+        "drafter": [choice.drafter, choice.draft_model],
+        "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        "new_tokens": settings.new_tokens,
+        "temperature": settings.temperature,
+        "threads": settings.threads,
+        "ways": list(ways),
+    }
+
+
 async def measure(
-    settings: Settings, path: str, prompts: Sequence[Sequence[int]], peers: Generation | None
-) -> dict[str, list[Turn]]:
-    """Every side on every prompt but the last one, which only warms up."""
+    settings: Settings,
+    path: str,
+    prompts: Sequence[Sequence[int]],
+    peers: Generation | None,
+    kept: Kept,
+) -> None:
+    """Every side on every prompt but the last one, which only warms up, as far as not `kept`."""
 
     def through(client: AsyncClient, speculation: bool | str) -> Side:
         return lambda prompt, seed: complete(
@@ -137,16 +169,20 @@ async def measure(
         sides = {OFF: through(client, False), AUTO: through(client, AUTO)}
         if peers is not None:
             sides |= {way: beside(peers, way) for way in peers.ways}
-        results: dict[str, list[Turn]] = {name: [] for name in sides}
+        begun = len(kept.rounds)
+        if begun:
+            progress(f"{begun} of {count} are there already")
+        said: dict[str, Turn] = {}
         for number, name in turns(list(sides), count):
-            turn = await sides[name](prompts[number], max(number, 0))
-            if number < 0:
+            if 0 <= number < begun:
                 continue
-            results[name].append(turn)
-            if all(len(of_side) == number + 1 for of_side in results.values()):
-                ratio = results[AUTO][-1].rate / results[OFF][-1].rate
-                progress(f"{number + 1} of {count}: {ratio:.2f}x")
-    return results
+            said[name] = await sides[name](prompts[number], max(number, 0))
+            if len(said) < len(sides):
+                continue
+            if number >= 0:
+                kept.add(said)
+                progress(f"{number + 1} of {count}: {said[AUTO].rate / said[OFF].rate:.2f}x")
+            said = {}
 
 
 def report_of(

@@ -1,6 +1,7 @@
 """Tokens per second with 1 to 32 sessions at once: no drafts, fixed lengths, the chosen length."""
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,7 +12,7 @@ from bench.drafters import KINDS, Choice, choose, stack
 from bench.prompts import encode, load_prompts, prompts_of
 from bench.report import Bar, Report, progress
 from bench.rounds import Spread, ratios, turns
-from bench.turns import Turn, complete, differences
+from bench.turns import Turn, differences
 from outrider.cli.models import AUTO_DRAFTER, resolve_model
 from outrider.client import AsyncClient
 from outrider.config import CACHE, setting
@@ -45,6 +46,7 @@ class Settings:
         (2, 4, 8), many=True, at_least=1, help="Fixed draft lengths to compare with."
     )
     rounds: int = setting(5, at_least=1, help="Rounds; every way has its turn in each.")
+    in_turn: int = setting(2, at_least=1, help="Prompts of a session in a turn, one by one.")
     prompt_tokens: int = setting(256, at_least=16, help="Longest prompt, in tokens.")
     new_tokens: int = setting(64, at_least=1, help="Most tokens of an answer.")
     threads: int = setting(
@@ -95,12 +97,12 @@ def run(settings: Settings) -> None:
     """Several sessions at once through all services, by how far is drafted."""
     path = resolve_model(settings.model, settings.cache)
     tokenizer = load_tokenizer(path)
-    most = max(settings.sessions)
+    most = max(settings.sessions) * settings.in_turn
     texts = load_prompts(settings.prompts, most * settings.rounds)
     prompts = [encode(tokenizer, text.text, settings.prompt_tokens) for text in texts]
     if len(prompts) < most:
         # Two sessions of one prompt would help each other.
-        progress(f"{len(prompts)} prompts for {most} sessions: taking made-up ones")
+        progress(f"{len(prompts)} prompts where a turn has {most}: taking made-up ones")
         prompts = prompts_of(tokenizer, most, settings.prompt_tokens)
     warm = prompts_of(tokenizer, most, min(_WARM_TOKENS, settings.prompt_tokens), first=-most)
     points = asyncio.run(measure(settings, path, prompts, warm))
@@ -127,11 +129,15 @@ async def measure(
         for sessions in dict.fromkeys(settings.sessions):
             point = Point(sessions, {way: [] for way in compared}, {way: [] for way in compared})
             for number, way in turns(list(compared), settings.rounds):
-                chosen = of_round(prompts, sessions, number) if number >= 0 else warm[:sessions]
+                chosen = warm[:sessions]
+                if number >= 0:
+                    chosen = of_round(prompts, sessions * settings.in_turn, number)
                 # As a tenant of its own: nothing is drafted from what another way said.
                 tenant = f"{sessions}.{number}.{compared[way]}"
                 async with AsyncClient(running.address, tenant=tenant) as client:
-                    rate, said = await together(client, chosen, compared[way], settings.new_tokens)
+                    rate, said = await together(
+                        client, chosen, sessions, compared[way], settings.new_tokens
+                    )
                 if number >= 0:
                     point.rates[way].append(rate)
                     point.said[way] += said
@@ -140,29 +146,47 @@ async def measure(
     return points
 
 
-def of_round(prompts: Sequence[list[int]], sessions: int, number: int) -> list[list[int]]:
+def of_round(prompts: Sequence[list[int]], count: int, number: int) -> list[list[int]]:
     """The prompts of a round, no one twice; rounds take others as far as there are enough."""
-    first = number * sessions
-    return [prompts[(first + n) % len(prompts)] for n in range(sessions)]
+    first = number * count
+    return [prompts[(first + n) % len(prompts)] for n in range(count)]
 
 
 async def together(
     client: AsyncClient,
     prompts: Sequence[list[int]],
+    sessions: int,
     speculation: bool | int | str,
     new_tokens: int,
 ) -> tuple[float, list[Turn]]:
-    """All at once: tokens per second of all together, and what each said."""
+    """So many at once, a new one whenever one ends: tokens per second, and what each said.
+
+    Tokens count as long as all sessions are busy: until one ends and no prompt is left.
+    """
     await client.status()  # connects
-    began = time.perf_counter()
-    said = await asyncio.gather(
-        *(
-            complete(client, prompt, speculation=speculation, new_tokens=new_tokens)
-            for prompt in prompts
-        )
-    )
-    seconds = time.perf_counter() - began
-    return sum(len(turn.token_ids) for turn in said) / seconds, said
+    waiting = list(enumerate(prompts))[::-1]
+    said: dict[int, Turn] = {}
+    tokens, idle_at_s = 0, math.inf
+
+    async def one_after_another() -> None:
+        nonlocal tokens, idle_at_s
+        while waiting:
+            number, prompt = waiting.pop()
+            asked_s = time.perf_counter()
+            stream = client.generate(
+                token_ids=prompt, max_tokens=new_tokens, temperature=0.0, speculation=speculation
+            )
+            async for chunk in stream:
+                if time.perf_counter() < idle_at_s:
+                    tokens += len(chunk.token_ids)
+            completion = await stream.complete()
+            seconds = time.perf_counter() - asked_s
+            said[number] = Turn(completion.token_ids, seconds, completion.speculation)
+        idle_at_s = min(idle_at_s, time.perf_counter())
+
+    began_s = time.perf_counter()
+    await asyncio.gather(*(one_after_another() for _ in range(sessions)))
+    return tokens / (idle_at_s - began_s), [said[number] for number in sorted(said)]
 
 
 def report_of(points: Sequence[Point], name: str) -> Report:

@@ -34,6 +34,8 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 LIVENESS = "liveness"
 # In what grpc says of a message above it.
 TOO_LARGE = "message larger than max"
+# What grpc says when it writes to a call that has ended and has not yet read why.
+CUT_OFF = "Internal error from Core"
 KEEPALIVE_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 
@@ -159,6 +161,8 @@ def error_of(call_error: grpc.RpcError, target: str) -> OutriderError:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in details:
         # Of grpc itself, on either side; unlike a full service it will say so every time.
         return InvalidRequestError(f"a message to or from {target} is above the limit: {details}")
+    if code is grpc.StatusCode.INTERNAL and details == CUT_OFF:
+        return UnavailableError(f"{target} ended the call while it was written to")
     return from_reason("", f"call to {target} failed: {code.name}: {details}", code)
 
 

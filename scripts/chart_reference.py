@@ -2,6 +2,7 @@
 
     docs/kubernetes-values.md        from k8s/outrider/values.yaml and its comments
     k8s/outrider/values.schema.json  its `…Flags` definitions, from the services' settings
+    k8s/outrider/files/users.acl     the Redis users, as `outrider redis-acl` prints them
 
 `--check` changes nothing and exits with 1 when something is out of date.
 """
@@ -18,9 +19,11 @@ import yaml
 import coordinator.config
 import draft_worker.config
 import verify_worker.config
+from outrider.session.acl import RIGHTS, acl_line
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "k8s" / "outrider"
+USERS = CHART / "files" / "users.acl"
 REFERENCE = ROOT / "docs" / "kubernetes-values.md"
 SETTINGS = {
     "coordinator": coordinator.config.Settings,
@@ -31,6 +34,7 @@ SETTINGS = {
 OWNED = {
     "advertise-host",
     "draft-model",
+    "draft-worker-name",
     "drafter",
     "drain-timeout-s",
     "host",
@@ -40,10 +44,18 @@ OWNED = {
     "otlp-endpoint",
     "port",
     "redis-ca",
+    "redis-cert",
+    "redis-key",
     "redis-password-file",
     "redis-url",
     "served-name",
     "target",
+    "tls-ca",
+    "tls-cert",
+    "tls-client-auth",
+    "tls-key",
+    "tokens",
+    "verify-worker-name",
     "worker-id",
 }
 HEAD = """# Values of the Helm chart
@@ -141,9 +153,18 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def users_text() -> str:
+    """files/users.acl as it should be."""
+    return "".join(f"{acl_line(part)}\n" for part in RIGHTS)
+
+
 def main() -> None:
-    """Write both, or with --check say which is out of date."""
-    wanted = {CHART / "values.schema.json": schema_text(), REFERENCE: reference_text()}
+    """Write all of them, or with --check say which is out of date."""
+    wanted = {
+        CHART / "values.schema.json": schema_text(),
+        REFERENCE: reference_text(),
+        USERS: users_text(),
+    }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     for path in stale:
         if "--check" in sys.argv:

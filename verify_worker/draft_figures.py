@@ -1,5 +1,6 @@
 """What was measured of a draft worker, and what that makes of a session's next draft. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +11,9 @@ from verify_worker.waiting import Latency, best_wait_s
 # Tokens per second over plain steps, if proposals came at once, for which one is waited for to see
 # whether they do.
 WORTH_A_LOOK = 1.3
+# The most of a draft worker's time that goes into looking whether drafts would pay again, where
+# they don't: it may be time that the target needs.
+LOOKING_SHARE = 0.01
 # What one more proposal says about what a token costs its drafter.
 TOKEN_SHARE = 1 / 8
 
@@ -31,6 +35,8 @@ class DraftWorker:
     # Whether the next one that is asked for without hope is waited for.
     look_waits: bool = True
     heeds_price: bool = False
+    # When one may be asked for again without hope.
+    look_from_s: float = -math.inf
     _costs: int = 0
     # The draft length that suits its sessions on the whole, in the batch that it was found for.
     _usual_len: int = 0
@@ -47,7 +53,7 @@ class DraftWorker:
         """How far a session drafts whose drafts came to `own`.
 
         `draft_lens` are the fewest and the most tokens. One whose drafter heeds prices, as far as
-        is known, asks for the most, if it asks at all: how many are worth it is seen there.
+        is known, asks for the most unless fewer promise more: how many are worth it is seen there.
         """
         least, most = draft_lens
         heeds = self.heeds_price if heeds_price is None else heeds_price
@@ -56,10 +62,11 @@ class DraftWorker:
             usual_len = self._find_usual_len(stakes, wait, most)
             wait = replace(wait, others=len(others), usual_len=usual_len)
         expected = draft_length.outlook(own, self.record, most)
+        best = draft_length.choose(expected, stakes.steps_s, wait, least)
         if heeds and not least:
             whole = draft_length.choose(expected, stakes.steps_s, wait, most)
-            return whole if whole.pays else draft_length.choose((), stakes.steps_s, wait)
-        return draft_length.choose(expected, stakes.steps_s, wait, least)
+            return max(whole, best, key=lambda choice: choice.rate)
+        return best
 
     def would_pay(self, own: draft_length.Record, stakes: policy.Stakes, most: int) -> bool:
         """Whether a session would gain much by drafting if proposals came at once."""
@@ -98,6 +105,10 @@ class DraftWorker:
             token_s = min(proposal.draft_us / 1e6, max(seconds, 0.0)) / tokens
             self._costs += 1
             self.token_s += max(TOKEN_SHARE, 1 / self._costs) * (token_s - self.token_s)
+
+    def note_look(self, asked_at_s: float, seconds: float) -> None:
+        """A proposal without hope was asked for, and takes the drafter so many seconds."""
+        self.look_from_s = max(self.look_from_s, asked_at_s + seconds / LOOKING_SHARE)
 
     def note_answer(self) -> None:
         """It answers; when that ends a rest, what never came before means nothing any more."""

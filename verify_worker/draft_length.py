@@ -13,8 +13,9 @@ Everybody in a step waits for everybody's rows. So a session is charged as if al
 drafted as it does: whoever drafts at that price can slow the others by no more than it gains.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from outrider.messages import Price
 
@@ -99,6 +100,7 @@ class Record:
     levels: float = 0.0
     rows: float = 0.0
     drafts: int = 0
+    _usual: "tuple[Usual, Usual] | None" = None
 
     def note(self, *, asked: int, levels: int, rows: int, accepted: int) -> None:
         """Count a draft of `levels` tokens (of a tree: levels, with `rows` tokens) of `asked`."""
@@ -107,6 +109,7 @@ class Record:
         self.accepted.note(accepted, levels)
         self.levels += levels
         self.rows += rows
+        self._usual = None
 
     def fade(self, share: float) -> None:
         """Keep a `share` of all counts."""
@@ -114,10 +117,31 @@ class Record:
         self.accepted.fade(share)
         self.levels *= share
         self.rows *= share
+        self._usual = None
+
+    def usual(self, positions: int) -> "tuple[Usual, Usual]":
+        """What these drafts say of others: of a token to be there, and to be accepted."""
+        if self._usual is None or len(self._usual[0].shares) != positions:
+            self._usual = (
+                Usual.of(self.present.shares(FIRST_PRESENT, positions)),
+                Usual.of(self.accepted.shares(FIRST_CHANCE, positions)),
+            )
+        return self._usual
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Usual(NamedTuple):
+    """The chances at each position of a drafter's sessions on the whole, and their odds."""
+
+    shares: list[float]
+    odds: list[float]
+
+    @staticmethod
+    def of(shares: list[float]) -> "Usual":
+        """With the odds of these shares."""
+        return Usual(shares, [_odds(share) for share in shares])
+
+
+class Position(NamedTuple):
     """What is expected of a position, given that the draft gets there.
 
     `present`: there is a token, of `width` in a tree. `accepted`: it is what the target says,
@@ -131,21 +155,23 @@ class Position:
 
 def outlook(own: Record, drafter: Record, positions: int) -> list[Position]:
     """What to expect of a session's next draft; `drafter` are its figures over all sessions."""
-    present = _blend(own.present, drafter.present.shares(FIRST_PRESENT, positions))
-    accepted = _blend(own.accepted, drafter.accepted.shares(FIRST_CHANCE, positions))
+    present, accepted = drafter.usual(positions)
     levels = own.levels + drafter.levels
     width = max((own.rows + drafter.rows) / levels, 1.0) if levels else 1.0
-    return [Position(*chances, width) for chances in zip(present, accepted, strict=True)]
+    both = zip(_blend(own.present, present), _blend(own.accepted, accepted), strict=True)
+    return [Position(there, right, width) for there, right in both]
 
 
-def _blend(own: Tally, usual: Sequence[float]) -> Iterator[float]:
+def _blend(own: Tally, usual: Usual) -> Sequence[float]:
     """The chances of one session, given the usual ones.
 
     First the session is compared with them as a whole, which gives one factor for the odds;
     then each position by itself counts, the more the more often it was tried.
     """
+    if not own.trials:
+        return usual.shares
     trials = hits = expected = 0.0
-    for share, tried, hit in zip(usual, own.trials, own.hits, strict=False):
+    for share, tried, hit in zip(usual.shares, own.trials, own.hits, strict=False):
         trials += tried
         hits += hit
         expected += tried * share
@@ -153,10 +179,11 @@ def _blend(own: Tally, usual: Sequence[float]) -> Iterator[float]:
     if trials:
         mean = expected / trials
         factor = _odds((hits + SESSION_DRAFTS * mean) / (trials + SESSION_DRAFTS)) / _odds(mean)
-    for position, share in enumerate(usual):
-        odds = factor * _odds(share)
-        tried, hit = own.at(position)
-        yield (hit + POSITION_DRAFTS * odds / (1 + odds)) / (tried + POSITION_DRAFTS)
+    chances = [factor * odds / (1 + factor * odds) for odds in usual.odds]
+    for position in range(min(len(own.trials), len(chances))):
+        tried, hit = own.trials[position], own.hits[position]
+        chances[position] = (hit + POSITION_DRAFTS * chances[position]) / (tried + POSITION_DRAFTS)
+    return chances
 
 
 def _odds(chance: float) -> float:

@@ -13,29 +13,25 @@ from outrider.errors import InvalidRequestError, OutriderError, OverloadedError,
 from outrider.messages import (
     FREE,
     AssignDrafter,
-    CloseDraft,
     Draft,
     DrafterLost,
     DraftFailed,
     DraftWorkerRef,
-    OpenDraft,
     Proposal,
-    Tensor,
 )
 from verify_worker import draft_length, policy
 from verify_worker.cost import StepShape
+from verify_worker.draft_commands import DraftCommands
 from verify_worker.draft_demand import DraftDemand
 from verify_worker.draft_figures import DraftWorker, levels_of
 from verify_worker.malformed import DraftShape, fault_of
 from verify_worker.state import (
     Counters,
-    Decided,
     Late,
     LeaveDrafter,
     Output,
     Session,
     ToCoordinator,
-    ToDrafter,
     Want,
 )
 from verify_worker.waiting import Awaited, due_s
@@ -59,9 +55,7 @@ class Drafts:
         layers: int = 0,
     ) -> None:
         """`layers` of the target; its number stands for what the head is given. 0: unknown."""
-        self._q_top = q_top
-        self._layers = layers
-        self._corpus = corpus
+        self.commands = DraftCommands(shape, q_top, layers, corpus)
         self._sessions = sessions
         self._counters = counters
         self._shape = shape
@@ -69,36 +63,34 @@ class Drafts:
         self.workers: defaultdict[str, DraftWorker] = defaultdict(DraftWorker)
         self.demand = DraftDemand()
 
-    def reads_hidden(self, session: Session) -> bool:
-        """Whether its draft worker wants the hidden states of what is committed."""
+    def reads_hidden(self, session: Session, now_s: float) -> bool:
+        """Whether its draft worker wants the hidden states of what is committed next.
+
+        One that is asked for nothing does without.
+        """
         drafter = session.drafter
         worker = None if drafter is None else self.workers.get(drafter.worker_id)
-        return worker is not None and worker.reads_hidden
-
-    def features(self, decided: Decided) -> tuple[tuple[int, Tensor], ...]:
-        """The hidden states of a verdict as a commit has them, where they were wanted."""
-        return () if decided.hidden is None else ((self._layers, decided.hidden),)
+        return worker is not None and worker.reads_hidden and self._may_ask(session, now_s)
 
     def open(self, session: Session) -> list[Output]:
         """Begin, or begin again, at the session's draft worker."""
-        _ask_nothing(session)
+        session.ask_nothing()
         session.late = None
+        return self.commands.open(session)
+
+    def begin(
+        self, session: Session, stakes: policy.Stakes, draft_lens: tuple[int, int]
+    ) -> list[Output]:
+        """Open a new session at its draft worker, unless drafts would not pay as things stand."""
         if session.drafter is None:
             return []
-        command = OpenDraft(
-            session_id=session.session_id,
-            epoch=session.epoch,
-            token_ids=tuple(session.tokens),
-            sampling=session.sampling,
-            prompt_len=session.prompt_len,
-            stop_ids=session.endings.stop_ids,
-            rule=session.rule,
-            q_top=self._q_top,
-            max_nodes=self._shape.max_nodes,
-            traceparent=session.traceparent,
-            corpus=_corpus_of(self._corpus, session.tenant),
-        )
-        return [ToDrafter(session.drafter, command)]
+        worker = self.workers[session.drafter.worker_id]
+        if worker.latency.seconds and not draft_lens[0]:
+            others = self._asking(session.drafter)
+            choice = worker.choose(session.record, stakes, draft_lens, others)
+            if not choice.draft_len:
+                return []
+        return self.open(session)
 
     def assign(self, command: AssignDrafter) -> list[Output]:
         """Move a session to another draft worker, or to none."""
@@ -107,12 +99,12 @@ class Drafts:
             return []
         outputs: list[Output] = []
         if session.drafter is not None:
-            close = CloseDraft(session_id=session.session_id, epoch=session.epoch)
-            outputs.append(ToDrafter(session.drafter, close))
+            outputs += self.commands.close(session)
         session.drafter = session.may_use(command.drafter)
         session.patience = policy.Patience()
         session.record = draft_length.Record()
-        session.resume_at_len = session.look_at_len = session.reopened = 0
+        session.resume_at_len = session.look_at_len = session.choose_at_len = 0
+        session.reopened = 0
         return outputs + self.open(session)
 
     def ask(
@@ -131,7 +123,8 @@ class Drafts:
         Otherwise it comes too late, and shows what it would have been worth.
         `fixed_wait_s` above 0 is waited whatever was measured.
         """
-        _ask_nothing(session)
+        asks = self._may_ask(session, now_s)
+        session.ask_nothing()
         session.ready_at_s, session.asked_len = now_s, 0
         self.demand.consider(session.appetite, session.record, stakes, draft_lens, now_s)
         length = len(session.tokens)
@@ -139,7 +132,10 @@ class Drafts:
         if session.drafter is None or not most or length < session.resume_at_len:
             return 0
         worker = self.workers[session.drafter.worker_id]
-        _fade(session)
+        if not draft_lens[0] and not asks:
+            return 0
+        session.fade_record()
+        session.choose_at_len = length + policy.UNWILLING_TOKENS
         others = self._asking(session.drafter)
         choice = worker.choose(session.record, stakes, draft_lens, others, session.heeds_price)
         session.is_willing = choice.draft_len > 0
@@ -148,13 +144,14 @@ class Drafts:
         if choice.draft_len and fixed_wait_s:
             wait_s = fixed_wait_s
         looks = not wait_s
-        if looks and length < session.look_at_len:
+        if looks and not self._may_look(session, now_s):
             return 0
         tokens = choice.draft_len or min(policy.LOOK_TOKENS, most)
         if not worker.punctuality.may_ask(now_s, tokens * stakes.plain_s):
             return 0
         if looks:
             session.look_at_len = length + session.patience.pause()
+            worker.note_look(now_s, tokens * worker.token_s)
             alone = stakes.sessions == 1
             if alone and worker.look_waits and worker.would_pay(session.record, stakes, most):
                 wait_s = stakes.plain_s
@@ -162,6 +159,17 @@ class Drafts:
         session.want, session.looks = Want(length, tokens, now_s + wait_s, price), looks
         session.asked_at_s, session.asked_len = now_s, tokens
         return tokens
+
+    def _may_ask(self, session: Session, now_s: float) -> bool:
+        """Whether it is time to reckon whether a draft would pay: not in each plain step."""
+        due = bool(session.asked_len) or len(session.tokens) >= session.choose_at_len
+        return due or self._may_look(session, now_s)
+
+    def _may_look(self, session: Session, now_s: float) -> bool:
+        """Whether it may see what drafts would have been worth, should none be."""
+        if session.drafter is None or len(session.tokens) < session.look_at_len:
+            return False
+        return now_s >= self.workers[session.drafter.worker_id].look_from_s
 
     def _is_shared(self, choice: draft_length.Choice, stakes: policy.Stakes) -> bool:
         """Whether enough of the batch drafts that the wait pays for those, too, that don't.
@@ -226,7 +234,9 @@ class Drafts:
             if session.looks:
                 # Where waiting shows nothing either, every other one is not waited for.
                 worker.look_waits = not worker.look_waits
-            session.late = Late(want.base_len, want.draft_len, session.asked_at_s, sample)
+            session.late = Late(
+                want.base_len, want.draft_len, session.asked_at_s, sample, session.looks
+            )
         else:
             # One that was cut for want of rows or blocks says nothing about what is beyond.
             whole = session.draft is None or len(session.draft.token_ids) == rows
@@ -237,7 +247,7 @@ class Drafts:
             longest_wait_s = fixed_wait_s or session.asked_len * stakes.plain_s
             pause = session.patience.note(waited_s, saved_s, longest_wait_s)
             session.resume_at_len = len(session.tokens) + pause if pause else 0
-        _ask_nothing(session)
+        session.ask_nothing()
 
     def note_committed(self, session: Session) -> None:
         """See what a draft that came too late would have been worth, once that can be seen."""
@@ -256,7 +266,7 @@ class Drafts:
         if not asked:
             return
         levels, rows = levels_of(draft), len(draft.token_ids)
-        _fade(session)
+        session.fade_record()
         session.record.note(asked=asked, levels=levels, rows=rows, accepted=accepted)
         if session.drafter is not None:
             record = self.workers[session.drafter.worker_id].record
@@ -274,6 +284,8 @@ class Drafts:
         worker.latency.correct(late.sample, now_s - late.asked_at_s)
         worker.note_answer()
         worker.note_cost(proposal, now_s - late.asked_at_s, late.sample.draft_len)
+        if late.looks:
+            worker.note_look(late.asked_at_s, proposal.draft_us / 1e6)
         self.demand.note_proposal(proposal, late.draft_len, now_s - late.asked_at_s)
         if not proposal.draft.token_ids:
             self._record(session, late.draft_len, proposal.draft, 0)
@@ -295,8 +307,8 @@ class Drafts:
         ):
             self._counters.stale_proposals += 1
             return []
-        if self._layers:
-            self.workers[worker_id].reads_hidden = self._layers in proposal.feature_layers
+        if layers := self.commands.layers:
+            self.workers[worker_id].reads_hidden = layers in proposal.feature_layers
         want = session.want
         if want is None or proposal.base_len != want.base_len:
             self._counters.stale_proposals += 1
@@ -311,6 +323,7 @@ class Drafts:
             longest = max(self._asking(session.drafter), default=0)
             if session.looks:
                 worker.latency.forget()
+                worker.note_look(session.asked_at_s, proposal.draft_us / 1e6)
             worker.latency.note(seconds, longest)
             worker.note_cost(proposal, seconds, longest)
             self.demand.note_proposal(proposal, want.draft_len, seconds)
@@ -377,23 +390,3 @@ class Drafts:
             error=error,
         )
         return ToCoordinator(session.owner, lost)
-
-
-def _corpus_of(model: str, tenant: str) -> str:
-    """Names the outputs of one tenant at one model; empty where the model has no name.
-
-    No tenant's name has a slash, so that no two pairs make one word.
-    """
-    return f"{model}/{tenant}" if model else ""
-
-
-def _ask_nothing(session: Session) -> None:
-    session.draft = session.want = session.asked_at_s = None
-
-
-def _fade(session: Session) -> None:
-    """Let what is known of the session's drafts fade with the tokens committed since."""
-    tokens = len(session.tokens) - session.recorded_len
-    if tokens > 0 and session.record.drafts:
-        session.record.fade(0.5 ** (tokens / draft_length.SESSION_HALF_LIFE_TOKENS))
-    session.recorded_len = len(session.tokens)

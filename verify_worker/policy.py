@@ -26,6 +26,8 @@ MISSES_TO_REST = 3
 FIRST_REST_S = 1.0
 LONGEST_REST_S = 30.0
 REST_WAITS = 10
+# Tokens that a session decodes plainly before it reckons again whether drafts would pay.
+UNWILLING_TOKENS = 4
 # Tokens that are asked for where no wait pays, to see what they would have been worth.
 LOOK_TOKENS = 4
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from outrider.errors import FencedError, InvalidRequestError, OutriderError
 from outrider.messages import (
     FREE,
-    CloseDraft,
-    CommitDraft,
     FinishReason,
     Progress,
     SessionEnded,
@@ -42,7 +40,6 @@ from verify_worker.state import (
     Plan,
     Session,
     ToCoordinator,
-    ToDrafter,
     Work,
 )
 
@@ -148,7 +145,8 @@ class Scheduler:
             return [*outputs, ToCoordinator(owner, ended)]
         self.prefixes.note_tokens(session)
         self.sessions[session.session_id] = session
-        return [*outputs, *self.drafts.open(session)]
+        stakes = policy.Stakes(_one_row_each(self._taking_part), self.cost, self._most_drafted)
+        return [*outputs, *self.drafts.begin(session, stakes, self._draft_lens(session, stakes))]
 
     def _replace(self, held: Session, epoch: int, owner: int) -> list[Output]:
         """Forget a session that is started again; another owner has to hear of it."""
@@ -226,6 +224,10 @@ class Scheduler:
                     outputs += self._commit(work, result, timings, stakes, now_s)
                 case OutriderError():
                     outputs += self.fail(work.session, result)
+        # When all is known of the step.
+        for work, result in zip(plan.work, outcome.results, strict=True):
+            if isinstance(result, Decided) and work.session.session_id in self.sessions:
+                outputs += self._ask(work.session, result, stakes, now_s)
         return outputs
 
     def fail(self, session: Session, error: OutriderError) -> list[Output]:
@@ -276,7 +278,7 @@ class Scheduler:
 
     def _work(self, session: Session, now_s: float) -> Work | None:
         """What the session would do now; None while it waits for its draft."""
-        keeps = self.drafts.reads_hidden(session)
+        keeps = self.drafts.reads_hidden(session, now_s)
         if session.pending > 1:
             adoption = self.prefixes.adoption(session)
             kv_len = adoption.kv_len if adoption else session.table.kv_len
@@ -332,43 +334,37 @@ class Scheduler:
         outputs: list[Output] = [ToCoordinator(session.owner, progress)]
         if ending is None:
             self.pool.trim(session.table, session.table.kv_len)
-            return outputs + self._ask(session, progress, decided, stakes, now_s)
+            return outputs
         ended = SessionEnded(session_id=session.session_id, epoch=session.epoch, reason=ending)
         return [*outputs, ToCoordinator(session.owner, ended), *self._forget(session)]
 
     def _ask(
-        self,
-        session: Session,
-        progress: Progress,
-        decided: Decided,
-        stakes: policy.Stakes,
-        now_s: float,
+        self, session: Session, decided: Decided, stakes: policy.Stakes, now_s: float
     ) -> list[Output]:
         """Tell the draft worker what was committed and ask for the next proposal.
 
         The session goes on, so the verdict was committed whole.
         """
         self.drafts.note_committed(session)
-        lens = policy.draft_lens(
+        lens = self._draft_lens(session, stakes)
+        tokens = self.drafts.ask(session, stakes, lens, now_s, self._limits.draft_wait_s)
+        return self.drafts.commands.commit(
+            session,
+            len(decided.verdict.token_ids),
+            decided.hidden,
+            draft_len=tokens,
+            price=session.want.price if session.want is not None else FREE,
+        )
+
+    def _draft_lens(self, session: Session, stakes: policy.Stakes) -> tuple[int, int]:
+        """The fewest and the most tokens to ask for."""
+        return policy.draft_lens(
             session.speculation,
             self._limits.draft_len,
             session.remaining,
             self._most_drafted,
             self._limits.step_tokens // max(stakes.sessions, 1),
         )
-        tokens = self.drafts.ask(session, stakes, lens, now_s, self._limits.draft_wait_s)
-        if session.drafter is None:
-            return []
-        commit = CommitDraft(
-            session_id=session.session_id,
-            epoch=session.epoch,
-            base_len=progress.base_len,
-            token_ids=progress.token_ids,
-            draft_len=tokens,
-            price=session.want.price if session.want is not None else FREE,
-            features=self.drafts.features(decided),
-        )
-        return [ToDrafter(session.drafter, commit)]
 
     @property
     def _most_drafted(self) -> int:
@@ -378,10 +374,7 @@ class Scheduler:
         """Drop the session; `keep` leaves its KV to others."""
         self.pool.release(session.table, keep=keep)
         self.sessions.pop(session.session_id, None)
-        if session.drafter is None:
-            return []
-        close = CloseDraft(session_id=session.session_id, epoch=session.epoch)
-        return [ToDrafter(session.drafter, close)]
+        return self.drafts.commands.close(session)
 
 
 def _failed(session_id: str, epoch: int, owner: int, error: OutriderError) -> ToCoordinator:

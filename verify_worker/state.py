@@ -23,7 +23,7 @@ from outrider.model.blocks import BlockTable
 from outrider.sampling.acceptance import Verdict
 from verify_worker.cost import NOTHING, StepShape
 from verify_worker.draft_demand import Appetite
-from verify_worker.draft_length import Record
+from verify_worker.draft_length import SESSION_HALF_LIFE_TOKENS, Record
 from verify_worker.policy import Patience
 from verify_worker.waiting import Sample
 
@@ -49,7 +49,21 @@ class Late:
     draft_len: int
     asked_at_s: float
     sample: Sample
+    # Whether it was asked for without hope.
+    looks: bool = False
     draft: Draft = NO_DRAFT
+
+
+@dataclass(slots=True)
+class Told:
+    """How much of a session its draft worker knows.
+
+    `tokens`: how many of its tokens; 0 before it is opened. `hidden` are the hidden states
+    [tokens, size] of those after them, round by round; None where a round has none.
+    """
+
+    tokens: int = 0
+    hidden: list[Tensor | None] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -73,6 +87,7 @@ class Session:
     traceparent: str = ""
     tenant: str = ""
     drafter: DraftWorkerRef | None = None
+    told: Told = field(default_factory=Told)
     table: BlockTable = field(default_factory=BlockTable)
     want: Want | None = None
     draft: Draft | None = None
@@ -85,12 +100,14 @@ class Session:
     # Since when nothing is left to wait for.
     ready_at_s: float = 0.0
     # What drafts have cost; what came of them, and at which length that last faded; until when
-    # to do without, and until when not to ask for those that are not worth a wait.
+    # to do without, until when not to ask for those that are not worth a wait, and not to reckon
+    # again whether they are.
     patience: Patience = field(default_factory=Patience)
     record: Record = field(default_factory=Record)
     recorded_len: int = 0
     resume_at_len: int = 0
     look_at_len: int = 0
+    choose_at_len: int = 0
     # Whether it would draft in a step with others that do too.
     is_willing: bool = False
     # Whether its drafter heeds prices; None as long as it has said nothing for this session.
@@ -114,6 +131,17 @@ class Session:
         if self.sampling.temperature == 0:
             return AcceptanceRule.COUPLED
         return self.speculation.rule
+
+    def ask_nothing(self) -> None:
+        """Forget the draft that came, and the one that was asked for."""
+        self.draft = self.want = self.asked_at_s = None
+
+    def fade_record(self) -> None:
+        """Let what is known of the session's drafts fade with the tokens committed since."""
+        tokens = len(self.tokens) - self.recorded_len
+        if tokens > 0 and self.record.drafts:
+            self.record.fade(0.5 ** (tokens / SESSION_HALF_LIFE_TOKENS))
+        self.recorded_len = len(self.tokens)
 
     def may_use(self, drafter: DraftWorkerRef | None) -> DraftWorkerRef | None:
         """The draft worker if this session may have it: rejection needs an honest q."""

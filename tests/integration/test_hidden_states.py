@@ -205,6 +205,6 @@ async def test_through_services_the_states_arrive(target: Path, draft: Path) -> 
             assert drafted.speculation.draft_tokens > 0
         page = await asyncio.to_thread(read)
     tokens = count(page, "committed_tokens")
-    # All but the first token, and the last ones, of which nobody is told.
-    assert NEW_TOKENS < tokens < 2 * NEW_TOKENS
-    assert count(page, "committed_states") == tokens - 1
+    # All but the first token, and the last ones, after which nobody drafts.
+    assert NEW_TOKENS < tokens <= 2 * NEW_TOKENS
+    assert NEW_TOKENS < count(page, "committed_states") < tokens

@@ -227,8 +227,10 @@ async def outcome(secured: Secured, address: str, part: str, service: ServiceDes
             request = message_factory.GetMessageClass(method.input_type)()
             data = request.SerializeToString()
             make = kinds[method.client_streaming, method.server_streaming]
+            # Refused before anything is sent: grpc may forget the reason while it is written to.
+            sent = iter([data] if part == CALLERS[called] else [])
             call = make(f"/{service.full_name}/{method.name}")(
-                iter([data]) if method.client_streaming else data, metadata=token, timeout=10
+                sent if method.client_streaming else data, metadata=token, timeout=10
             )
             try:
                 if method.server_streaming:

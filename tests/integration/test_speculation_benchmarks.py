@@ -30,18 +30,20 @@ async def test_both_over_one_stack(
     async with stack(Choice(RANDOM), target, threads=1) as running:
         for benchmark in (end_to_end, sweep):
             monkeypatch.setattr(benchmark, "stack", lambda *_, **__: nullcontext(running))
-        printed = await said(
-            end_to_end.run,
-            end_to_end.Settings(
-                model=target,
-                drafter=RANDOM,
-                count=2,
-                categories=("code",),
-                context=64,
-                new_tokens=12,
-                temperature=0.8,
-            ),
+        asked = end_to_end.Settings(
+            model=target,
+            drafter=RANDOM,
+            count=2,
+            categories=("code",),
+            context=64,
+            new_tokens=12,
+            temperature=0.8,
+            keep=str(tmp_path / "kept"),
         )
+        printed = await said(end_to_end.run, asked)
+        # All of it is there now.
+        monkeypatch.delattr(end_to_end, "measure")
+        assert await said(end_to_end.run, asked) == printed
         swept = await said(
             sweep.run,
             sweep.Settings(

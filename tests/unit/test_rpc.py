@@ -102,6 +102,17 @@ async def test_nobody_there_names_the_target() -> None:
             await pb_grpc.CoordinatorServiceStub(channel).Cancel(pb.CancelRequest())
 
 
+def test_a_call_that_ended_while_it_was_written_to_may_be_made_again() -> None:
+    # As grpc.aio reports it when it has not read yet what the call ended with.
+    nothing = grpc.aio.Metadata()
+    cut_off = grpc.aio.AioRpcError(
+        grpc.StatusCode.INTERNAL, nothing, nothing, "Internal error from Core"
+    )
+    error = rpc.error_of(cut_off, "the-target")
+    assert isinstance(error, UnavailableError)
+    assert "the-target ended the call" in str(error)
+
+
 async def test_other_exceptions_pass_through() -> None:
     with pytest.raises(asyncio.CancelledError), rpc.status_as_errors("x"):
         raise asyncio.CancelledError

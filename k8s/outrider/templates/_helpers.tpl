@@ -72,10 +72,6 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{ include "outrider.fullname" . }}-redis
 {{- end }}
 
-{{- define "outrider.redisUrl" -}}
-{{- .Values.redis.url | default (printf "redis://%s:6379/0" (include "outrider.redisName" .)) -}}
-{{- end }}
-
 {{/* The port in redis.url, by which its NetworkPolicy is made. */}}
 {{- define "outrider.redisPort" -}}
 {{- $host := (urlParse (.Values.redis.url | default "redis://valkey:6379" | splitList "," | first)).host -}}
@@ -111,13 +107,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- $model := index .root.Values.models .model -}}
 {{- $values := .root.Values -}}
 - {{ .component }}
-- --redis-url={{ include "outrider.redisUrl" .root }}
-{{- if $values.redis.passwordSecret.name }}
-- --redis-password-file=/etc/outrider/redis/password
-{{- end }}
-{{- if $values.redis.caSecret.name }}
-- --redis-ca=/etc/outrider/redis-ca/ca.crt
-{{- end }}
+{{ include "outrider.identityArgs" . }}
 - --host=0.0.0.0
 - --port={{ .settings.port }}
 - --worker-id=$(POD_NAME)
@@ -186,12 +176,6 @@ capabilities:
 {{- if and (include "outrider.readsModels" .) (or $model.volume $model.fetch) }}
 - {name: models, mountPath: /models, readOnly: true}
 {{- end }}
-{{- if .root.Values.redis.passwordSecret.name }}
-- {name: redis-password, mountPath: /etc/outrider/redis, readOnly: true}
-{{- end }}
-{{- if .root.Values.redis.caSecret.name }}
-- {name: redis-ca, mountPath: /etc/outrider/redis-ca, readOnly: true}
-{{- end }}
 {{- with .settings.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -199,46 +183,32 @@ capabilities:
 
 {{- define "outrider.volumes" -}}
 {{- $model := index .root.Values.models .model -}}
-{{- $redis := .root.Values.redis -}}
 - {name: tmp, emptyDir: {}}
 - {name: cache, emptyDir: {}}
 {{- if and (include "outrider.readsModels" .) (or $model.volume $model.fetch) }}
 - name: models
   {{- toYaml ($model.volume | default (dict "emptyDir" dict)) | nindent 2 }}
 {{- end }}
-{{- with $redis.passwordSecret.name }}
-- name: redis-password
-  secret:
-    secretName: {{ . }}
-    items: [{key: {{ $redis.passwordSecret.key }}, path: password}]
-{{- end }}
-{{- with $redis.caSecret.name }}
-- name: redis-ca
-  secret:
-    secretName: {{ . }}
-    items: [{key: {{ $redis.caSecret.key }}, path: ca.crt}]
-{{- end }}
 {{- with .settings.extraVolumes }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
 
-{{/* A probe of the gRPC health service: "" is whether new work is welcome, liveness the engine's progress. */}}
+{{/* Probes of the gRPC health service: "" is whether new work is welcome, liveness the engine's progress. */}}
 {{- define "outrider.probes" -}}
+{{- $liveness := dict "root" .root "part" .part "settings" .settings "service" "liveness" -}}
+{{- $readiness := dict "root" .root "part" .part "settings" .settings "service" "" "seconds" 5 -}}
 startupProbe:
-  grpc: {port: {{ .settings.port }}, service: liveness}
+  {{- include "outrider.probe" (merge (dict "seconds" 5) $liveness) | nindent 2 }}
   periodSeconds: 5
-  timeoutSeconds: 5
   failureThreshold: {{ div (add .settings.startupSeconds 4) 5 }}
 livenessProbe:
-  grpc: {port: {{ .settings.port }}, service: liveness}
+  {{- include "outrider.probe" (merge (dict "seconds" 10) $liveness) | nindent 2 }}
   periodSeconds: 10
-  timeoutSeconds: 10
   failureThreshold: 3
 readinessProbe:
-  grpc: {port: {{ .settings.port }}}
+  {{- include "outrider.probe" $readiness | nindent 2 }}
   periodSeconds: 5
-  timeoutSeconds: 5
   failureThreshold: 1
 {{- end }}
 
@@ -291,6 +261,7 @@ readinessProbe:
     {{- include "outrider.containerSecurity" . | nindent 4 }}
   volumeMounts:
     {{- include "outrider.volumeMounts" . | nindent 4 }}
+    {{- include "outrider.identityMounts" . | trim | nindent 4 }}
 {{- end }}
 
 {{/* `ray start` on one host of a verify worker; its sockets are in /tmp, which is the pod's own. */}}
@@ -312,7 +283,7 @@ ray start {{ .how }} --disable-usage-stats --include-dashboard=false
 {{- end }}
 {{- end }}
 
-{{/* The spec of a pod: the part, and "containers" as YAML. */}}
+{{/* The spec of a pod: the part, "containers" as YAML, and "anonymous" for one that proves itself to nobody. */}}
 {{- define "outrider.podSpec" -}}
 serviceAccountName: {{ include "outrider.serviceAccountName" . }}
 automountServiceAccountToken: false
@@ -339,6 +310,9 @@ containers:
   {{- .containers | nindent 2 }}
 volumes:
   {{- include "outrider.volumes" . | nindent 2 }}
+  {{- if not .anonymous }}
+  {{- include "outrider.identityVolumes" . | trim | nindent 2 }}
+  {{- end }}
 {{- with .settings.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}

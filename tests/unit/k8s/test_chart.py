@@ -15,7 +15,10 @@ from tests.support.chart import CHART, FILES, Rendered, load_chart, values_of
 Render = Callable[[str], Rendered]
 OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version()
 # Kinds of controllers that bring their own schemas.
-FOREIGN = {"PodMonitor", "ScaledObject", "RayCluster", "GRPCRoute", "HTTPRoute"}
+FOREIGN = {
+    *("PodMonitor", "ServiceMonitor", "ScaledObject", "RayCluster"),
+    *("GRPCRoute", "HTTPRoute", "TLSRoute", "Certificate", "Issuer"),
+}
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:
@@ -41,6 +44,8 @@ def test_there_are_value_files_for_every_way_to_run_it() -> None:
         "kuberay",
         "two-models",
         "everything-off",
+        "cert-manager",
+        "auth",
     } <= set(FILES)
 
 
@@ -60,7 +65,8 @@ def schemas_read_once() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("name", "version"), [*((name, OLDEST) for name in FILES), ("everything-on", NEWEST)]
+    ("name", "version"),
+    [*((name, OLDEST) for name in FILES), *((name, NEWEST) for name in ("everything-on", "auth"))],
 )
 def test_every_object_is_valid(rendered: Render, name: str, version: str) -> None:
     assert rendered(name).objects
@@ -88,13 +94,13 @@ def test_names_are_unique_and_short_enough(rendered: Render, name: str) -> None:
 
 def test_long_names_are_cut_and_stay_apart() -> None:
     pair = {"target": "/m"}
-    values = {"models": {"main": pair, "a" * 16: pair}}
+    values = over(values_of("cert-manager"), {"models": {"a" * 16: pair}})
     with load_chart() as chart:
-        objects = chart.render(values, name="r" * 53, namespace="n")
-    stateful = "".join(text for path, text in objects.items() if "statefulset" in path)
-    names = [line.split()[1] for line in stateful.splitlines() if line.startswith("  name: ")]
-    assert len(set(names)) == 2
-    assert max(len(found) for found in names) <= 52
+        found = Rendered(chart, values, release="r" * 53)
+    names = [(item["kind"], item["metadata"]["name"]) for item in found.objects]
+    assert len(set(names)) == len(names)
+    assert max(len(name) for _, name in names) <= 63
+    assert max(len(name) for kind, name in names if kind == "StatefulSet") <= 52
 
 
 @pytest.mark.parametrize(
@@ -127,6 +133,18 @@ def test_long_names_are_cut_and_stay_apart() -> None:
             "secretKeyRef",
         ),
         ("route", {"enabled": True}, "parentRefs"),
+        ("tls.mode", "mtls", "mode"),
+        ("tls.clientCertificates", "optional", "clientCertificates"),
+        ("tls.secret", "x", "secret"),
+        ("tls.certManager.duration", "7d", "duration"),
+        ("tls.certManager.clients", ["Web"], "clients"),
+        ("tls.names.verify", "*.outrider", "verify"),
+        ("verify.tlsSecret", "A B", "tlsSecret"),
+        ("auth.tokensSecret", "tokens", "tokensSecret"),
+        ("coordinator.flags", {"tokens": ["/tmp/tokens"]}, "tokens"),
+        ("draft.flags", {"tls-key": "/tmp/key"}, "tls-key"),
+        ("redis.users.verify.password", "secret", "password"),
+        ("redis.clientCertificate.from", "own", "from"),
     ],
 )
 def test_wrong_values_are_refused_with_their_name(path: str, value: Any, field: str) -> None:
@@ -149,3 +167,66 @@ def test_zero_replicas_need_keda(more: dict[str, Any], said: str) -> None:
             return
         with pytest.raises(helm_python.HelmRenderError, match=said):
             chart.render(values, name="r", namespace="n")
+
+
+SECRETS = {"tls": {"mode": "secrets"}, "redis": {"trial": {"tlsSecret": "r"}}}
+PARTS = {part: {"tlsSecret": part} for part in ("coordinator", "verify", "draft")}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (SECRETS, "verify.tlsSecret must be given with tls.mode secrets"),
+        (SECRETS | PARTS | {"redis": {}}, "redis.trial.tlsSecret"),
+        (PARTS, "tlsSecret is of no use with tls.mode none"),
+        (PARTS | {"tls": {"mode": "cert-manager"}}, "tlsSecret is of no use"),
+        ({"tls": {"clientCertificates": "none"}}, "tls.clientCertificates none needs"),
+        (
+            SECRETS
+            | PARTS
+            | {"tls": {"mode": "secrets", "authorities": {"secret": "a", "configMap": "b"}}},
+            "tls.authorities",
+        ),
+        (
+            {"tls": {"mode": "cert-manager", "certManager": {"renewBefore": "168h"}}},
+            "tls.certManager.renewBefore",
+        ),
+        (
+            {"redis": {"users": {"secret": "u"}, "passwordSecret": {"name": "p"}}},
+            "redis.users.secret and redis.passwordSecret.name",
+        ),
+        (
+            {"redis": {"users": {"secret": "u"}, "url": "redis://me@r"}},
+            "redis.url must name no user",
+        ),
+        (
+            {"redis": {"url": "redis://r", "clientCertificate": {"from": "secret", "secret": "c"}}},
+            "redis.url of rediss://",
+        ),
+        (
+            {"redis": {"url": "rediss://r", "clientCertificate": {"from": "part"}}},
+            "redis.clientCertificate.from part needs tls.mode",
+        ),
+        (
+            {"redis": {"url": "rediss://r", "clientCertificate": {"from": "secret"}}},
+            "redis.clientCertificate.secret must be given",
+        ),
+        ({"redis": {"clientCertificate": {"secret": "c"}}}, "redis.clientCertificate.secret needs"),
+        ({"redis": {"caSecret": {"name": "c"}}}, "redis.caSecret"),
+        (
+            {"route": {"enabled": True, "kind": "TLSRoute", "parentRefs": [{"name": "g"}]}},
+            "route.kind TLSRoute needs tls.mode",
+        ),
+        (
+            {"monitoring": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}},
+            "twice",
+        ),
+        (
+            {"monitoring": {"serviceMonitor": {"enabled": True}}, "telemetry": {"metricsPort": 0}},
+            "telemetry.metricsPort",
+        ),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(more: dict[str, Any], said: str) -> None:
+    with load_chart() as chart, pytest.raises(helm_python.HelmRenderError, match=said):
+        chart.render(over(values_of("minimal"), more), name="r", namespace="n")

@@ -234,3 +234,32 @@ def test_the_hpa_asks_for_the_same(rendered: Render) -> None:
     relabelings = rendered("hpa").of("PodMonitor")[0]["spec"]["podMetricsEndpoints"][0]
     targets = {one["targetLabel"] for one in relabelings["relabelings"]}
     assert set(external["metric"]["selector"]["matchLabels"]) <= targets
+
+
+def test_a_service_monitor_sees_every_part_once(rendered: Render) -> None:
+    found = rendered("cert-manager")
+    (monitor,) = found.of("ServiceMonitor")
+    wanted = monitor["spec"]["selector"]["matchLabels"]
+    services = [
+        item for item in found.of("Service") if wanted.items() <= item["metadata"]["labels"].items()
+    ]
+    seen: list[str] = []
+    for service in services:
+        # Also of what loads or drains: the signal for scaling is there all the time.
+        assert service["spec"]["publishNotReadyAddresses"] is True
+        (endpoint,) = monitor["spec"]["endpoints"]
+        assert [port["name"] for port in service["spec"]["ports"]] == [endpoint["port"]]
+        for item, pod in found.pods():
+            if service["spec"]["selector"].items() <= pod["metadata"]["labels"].items():
+                seen.append(item["metadata"]["name"])
+    assert sorted(seen) == sorted(
+        item["metadata"]["name"]
+        for item, pod in found.pods()
+        if pod["metadata"]["labels"][COMPONENT] in SERVICES
+    )
+    # The same labels as a PodMonitor gives, by which scalers and dashboards choose.
+    (of_pods,) = rendered("hpa").of("PodMonitor")
+    assert (
+        monitor["spec"]["endpoints"][0]["relabelings"]
+        == of_pods["spec"]["podMetricsEndpoints"][0]["relabelings"]
+    )

@@ -60,3 +60,13 @@ def test_every_package_of_the_wheel_is_copied() -> None:
     for package in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
         assert f"COPY {package} {package}" in DOCKERFILE
         assert f"!{package}" in ignored
+
+
+def test_the_ray_of_the_chart_is_the_one_that_an_image_gets() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert f"ray=={values['verify']['ray']['version']}\n" in (ROOT / "constraints.txt").read_text()
+    assert (
+        "ray"
+        in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    )
+    assert '".${EXTRAS}"' in DOCKERFILE

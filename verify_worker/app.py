@@ -139,6 +139,7 @@ class VerifyWorker:
             await asyncio.to_thread(ranks.clear)
         await asyncio.wait({loading}, timeout=_LOADING_GRACE_S)
         if not loading.done():
+            loading.cancel()
             raise service.Abandoned
         # There is no one left to tell of a fault.
         loading.exception()

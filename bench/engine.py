@@ -26,8 +26,7 @@ from outrider.messages import (
 from outrider.model.paged import PagedModel, Segment
 from outrider.model.parallel.leader import ParallelModel
 from outrider.model.rows import StepOutput
-from outrider.sampling.rows import Row
-from outrider.sampling.scores import Scores, WholeScores
+from outrider.sampling.scores import Choosing, Scores, WholeScores
 from verify_worker.config import Settings as WorkerSettings
 from verify_worker.leading import Ranks
 from verify_worker.runner import Runner
@@ -72,16 +71,10 @@ class TimedModel:
         finally:
             self.seconds += time.perf_counter() - began
 
-    def score(
-        self,
-        segments: Sequence[Segment],
-        rows: Sequence[Row],
-        whole: Sequence[int],
-        token_count: int,
-    ) -> Scores:
+    def score(self, segments: Sequence[Segment], choosing: Choosing) -> Scores:
         """The model's own, over the forward that is timed."""
         output = self.step(segments)
-        return WholeScores(output.logits[:, :token_count].float(), output.hidden, rows)
+        return WholeScores(output.logits, output.hidden, choosing)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -99,7 +92,7 @@ class VerifyEngine:
         # Enough for every benchmark, and no matter how much memory others have left.
         settings = {"kv_memory": "1GiB", **settings}
         whole = WorkerSettings(model=path, redis_url="", threads=threads, **settings)
-        target = load_target(whole, ranks)
+        self.target = target = load_target(whole, ranks)
         self.model = target.model
         self.scheduler = target.scheduler
         self.context_len = target.context_len

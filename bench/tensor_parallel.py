@@ -14,7 +14,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,28 +26,32 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.engine import VerifyEngine
 from bench.local_ranks import LocalRanks
+from bench.rank_memory import memory_report
+from bench.rank_overlap import overlap_report
 from bench.report import Bar, Report, progress
 from bench.rounds import Spread, alternate, ratios
 from bench.tiny import write_model
 from outrider.cli.models import resolve_model
 from outrider.config import CACHE, setting
-from outrider.memory import format_bytes
 from outrider.messages import SamplingParams
 from outrider.model.blocks import BlockTable
 from outrider.model.embedded import EMBEDDED_MODEL
 from outrider.model.paged import Segment
 from outrider.model.parallel import leader, messages
-from outrider.model.parallel.group import Limits, RankGroup
+from outrider.model.parallel.group import RankGroup
 from outrider.model.parallel.leader import ParallelModel
-from outrider.model.parallel.shards import load_shard
 from outrider.sampling.rows import Row
+from outrider.sampling.scores import Choosing
 
 TINY = "tiny"
 LETTERS = 24
 _HEAD_SIZE = 64
 CONTROL_MOST_S = 0.001
-# Float32 logits of one rank and of several, relative to the largest.
-LOGITS_MOST = 1e-4
+# Logits of one rank and of several, relative to the largest: in float32, and of packed weights,
+# whose products are rounded to bfloat16.
+LOGITS_MOST, PACKED_MOST = 1e-4, 0.1
+# A near tie of packed weights, in logits.
+MARGIN_MOST = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,7 @@ class Sides:
         self._settings = settings
         chance = random.Random(0)
         vocabulary = min(model.vocab_size, 20_000)
-        self._prompts = [
+        self.prompts = [
             [chance.randrange(vocabulary) for _ in range(settings.prompt_tokens)]
             for _ in range(settings.sessions)
         ]
@@ -166,7 +169,7 @@ class Sides:
         """Seconds of a step, its forward, and what went to the connection: medians of steps."""
         engine, threads = self.engines[name]
         torch.set_num_threads(threads)
-        sessions = engine.decoding(self._prompts, self._settings.steps + 4)
+        sessions = engine.decoding(self.prompts, self._settings.steps + 4)
         found: list[dict[str, float]] = []
         for _ in range(self._settings.steps):
             self.spent.seconds.clear()
@@ -196,8 +199,32 @@ class Sides:
         }
 
 
-def compare(path: str, settings: Settings, stack: ExitStack) -> tuple[float, bool]:
-    """How far logits are apart, and whether all tokens are the same, on `compare_ranks` ranks."""
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What `compare_ranks` ranks say and what one says.
+
+    `apart`: logits, relative to the largest. `margins`: by how much one rank prefers its token
+    where a text first differs, in logits.
+    """
+
+    apart: float
+    texts: int
+    margins: tuple[float, ...]
+
+    def bar(self, ranks: int, *, packed: bool) -> Bar:
+        """Plain products are the same but for the order of sums; packed ones are rounded."""
+        said = f"logits {self.apart:.1e} apart, {self.texts - len(self.margins)} of {self.texts} "
+        said += "texts the same"
+        if self.margins:
+            said += f", others part at a margin of at most {max(self.margins):.2g}"
+        met = self.apart < LOGITS_MOST and not self.margins
+        if packed:
+            met = self.apart < PACKED_MOST and max(self.margins, default=0.0) < MARGIN_MOST
+        return Bar(f"{ranks} ranks say what one says", met, said)
+
+
+def compare(path: str, settings: Settings, stack: ExitStack) -> Compared:
+    """Logits and greedy tokens of one rank and of `compare_ranks` ranks."""
     one, several = engine_of(path, 1, stack), engine_of(path, settings.compare_ranks, stack)
     chance = random.Random(1)
     vocabulary = min(one.model.vocab_size, 20_000)
@@ -207,7 +234,15 @@ def compare(path: str, settings: Settings, stack: ExitStack) -> tuple[float, boo
     said = [engine.complete(prompts, settings.new_tokens).token_ids for engine in (one, several)]
     assert isinstance(several.model, ParallelModel)
     several.model.stop()
-    return apart, said[0] == said[1]
+    margins = []
+    for prompt, text, other in zip(prompts, *said, strict=True):
+        place = next(
+            (i for i, pair in enumerate(zip(text, other, strict=True)) if len({*pair}) > 1), None
+        )
+        if place is not None:
+            row = _logits(one.model, [*prompt, *text[:place]])[-1]
+            margins.append(float(row[text[place]] - row[other[place]]))
+    return Compared(apart, len(prompts), tuple(margins))
 
 
 def _logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
@@ -216,44 +251,6 @@ def _logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
     found: torch.Tensor = model.forward([Segment(tokens, table, len(tokens))])
     model.pool.release(table)
     return found
-
-
-def loaded_bytes(path: str, rank: int, size: int) -> tuple[int, int, int]:
-    """What a rank read and kept at most, and by how much its process grew: bytes.
-
-    Weights that need no copy stay mapped from the file, and count once they are looked at.
-    """
-    limits = Limits()
-    before = _resident_bytes("VmRSS")
-    group = RankGroup(rank, size, None, None, torch.device("cpu"), limits)
-    shard = load_shard(path, group)
-    for parameter in shard.model.module.parameters():
-        parameter.sum()
-    return shard.read_bytes, shard.peak_bytes, _resident_bytes("VmHWM") - before
-
-
-def _resident_bytes(name: str) -> int:
-    """Memory of this process now, `VmRSS`, or at most so far, `VmHWM` (Linux)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
-
-
-def memory_report(path: str) -> Report:
-    """What every rank takes while it loads, each in a process of its own."""
-    report = Report(
-        "Loading", ["ranks", "rank", "read", "weights at most", "process grew at most by"]
-    )
-    whole = 0
-    for size in (1, 2, 4) if path.endswith(TINY) else (1, 3):
-        for rank in range(size):
-            with ProcessPoolExecutor(1, max_tasks_per_child=1) as pool:
-                found = pool.submit(loaded_bytes, path, rank, size).result()
-            whole = whole or found[1]
-            report.rows.append([size, rank, *map(format_bytes, found)])
-            report.figures[f"{rank}/{size}"] = {"peak": found[1], "grew": found[2]}
-    worst = max(entry["peak"] for name, entry in report.figures.items() if not name.endswith("/1"))
-    report.bars.append(Bar("a rank never holds all weights", worst < 0.6 * whole))
-    return report
 
 
 def rows_report(settings: Settings, model: Any, rank_count: int) -> Report:
@@ -270,7 +267,8 @@ def rows_report(settings: Settings, model: Any, rank_count: int) -> Report:
     def seconds(sampling: SamplingParams, _: int) -> float:
         rows = [Row(sampling, tokens[: place + 1]) for place in range(len(tokens))]
         began = time.perf_counter()
-        scores = model.score([Segment(tokens, table, len(rows))], rows, [], model.vocab_size)
+        choosing = Choosing(rows, [], model.vocab_size)
+        scores = model.score([Segment(tokens, table, len(rows))], choosing)
         for place in range(len(rows)):
             assert scores.targets[place] is not None
         return time.perf_counter() - began
@@ -342,13 +340,14 @@ def run(settings: Settings) -> None:
             path = str(write_model(where / TINY, letters=LETTERS))
         else:
             path = resolve_model(settings.model, settings.cache)
-        loading = memory_report(path)
+        packed = path.endswith(".gguf")
+        loading = memory_report(path, (1, 2, 4) if path.endswith(TINY) else (1, 3))
         loading.show()
         progress("comparing tokens")
-        with ExitStack() as compared:
-            apart, same = compare(path, settings, compared)
+        with ExitStack() as stack_of_compared:
+            compared = compare(path, settings, stack_of_compared)
         progress("taking turns")
-        if settings.model != TINY:
+        if settings.model != TINY and not packed:
             # The embedded model has nine heads, which two ranks can't share.
             path = with_even_heads(path, where / "even")
         sides = Sides(path, settings, stack)
@@ -356,12 +355,14 @@ def run(settings: Settings) -> None:
         split, _ = sides.engines[sides.split_name]
         rows = rows_report(settings, split.model, settings.ranks)
         rows.show()
-    name = f"{settings.compare_ranks} ranks say what one says"
-    report.bars.append(Bar(name, same and apart < LOGITS_MOST, f"logits {apart:.1e} apart"))
+        beside = overlap_report(split.target, sides.prompts, 4 * settings.steps)
+        beside.show()
+    report.bars.append(compared.bar(settings.compare_ranks, packed=packed))
     report.figures |= {
         "loading": loading.figures,
         "rows": rows.figures,
-        "logits_apart": apart,
+        "beside": beside.figures,
+        "logits_apart": compared.apart,
     }
     report.bars += loading.bars
     report.print()

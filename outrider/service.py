@@ -22,6 +22,10 @@ INTERRUPTED = 130
 Main = Callable[[asyncio.Event], Awaitable[None]]
 
 
+class Abandoned(Exception):  # noqa: N818 - nothing went wrong
+    """All is ended but a thread that can't be: the process ends without it, with 0."""
+
+
 def run(
     main: Main,
     *,
@@ -32,7 +36,10 @@ def run(
     metrics_host: str,
     metrics_port: int,
 ) -> None:
-    """Run `main` until it returns; an `OutriderError` is printed plainly and exits with 1."""
+    """Run `main` until it returns; an `OutriderError` is printed plainly and exits with 1.
+
+    `main` may raise `Abandoned`.
+    """
     logs.configure(log_level, service=service, instance=instance)
     try:
         end_telemetry = telemetry.start(
@@ -46,6 +53,11 @@ def run(
             asyncio.run(_until_signal(main))
         finally:
             end_telemetry()
+    except Abandoned:
+        # Not by `sys.exit`, which takes apart what the thread is in the middle of.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     except OutriderError as error:
         click.echo(f"outrider {service}: {error.message}", err=True)
         sys.exit(1)

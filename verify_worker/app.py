@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from outrider import logs, rpc, service
@@ -19,6 +20,7 @@ from outrider.session.redis import Redis, connect
 from outrider.session.registry import Pool, Registry, WorkerRecord
 from outrider.tls import TlsFiles
 from verify_worker import metrics
+from verify_worker.abandoning import in_thread
 from verify_worker.config import Settings
 from verify_worker.draft_links import DraftLinks
 from verify_worker.engine import Engine
@@ -33,8 +35,19 @@ from verify_worker.tracing import SessionSpans
 
 SERVICE_NAME = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 _STREAM_GRACE_S = 2.0
+# What loading may take to end by itself where it is not wanted any more.
+_LOADING_GRACE_S = 5.0
 # What the last step may take after everything else has ended.
 _STOP_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """Where the worker listens, for as long as it runs."""
+
+    server: rpc.Server
+    address: str
+    tls: TlsFiles | None
 
 
 class VerifyWorker:
@@ -43,42 +56,54 @@ class VerifyWorker:
     def __init__(self, settings: Settings, worker_id: str) -> None:
         self._settings = settings
         self._identity = Identity(worker_id, service.new_incarnation())
+        self._servicer = VerifyServicer(worker_id)
         self._stopping = False
         self._scheduler: Scheduler | None = None
         self._log = logs.get(__name__)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Verify until `stop`; healthy while it takes new sessions.
+        """Verify until `stop`; it listens at once, and is healthy while it takes new sessions.
 
         Raises:
             ConfigError: a setting is wrong, or the model can't be used.
             AddressInUseError: the port is taken.
             InternalError: the engine failed.
             RankLostError: the ranks of a split target did not start.
+            Abandoned: it was stopped while it loaded, and loading goes on.
         """
+        settings = self._settings
         # Before the model, which may take minutes.
-        tls = self._settings.open_tls(self._settings.draft_worker_name)
-        if self._settings.tensor_parallel_size == 1:
-            target = await self._load(stop, None)
-            if not stop.is_set():
-                await self._serve(target, tls, stop)
-            return
-        ranks = await asyncio.to_thread(open_ranks, self._settings)
-        _take_signals_back()
+        tls = settings.open_tls(settings.draft_worker_name)
+        server = rpc.Server(tls=tls, checks=settings.peer_checks(COORDINATOR_NAME))
+        verify_pb2_grpc.add_VerifyServiceServicer_to_server(self._servicer, server.grpc)
+        port = await server.start(SERVICE_NAME, settings.host, settings.port)
+        address = rpc.address_of(settings.advertise_host or settings.host, port)
+        self._log.info("listening", address=address)
+        here = _Here(server, address, tls)
         try:
-            while not stop.is_set():
-                await self._serve_with(ranks, tls, stop)
+            if settings.tensor_parallel_size == 1:
+                target = await self._load(stop, None)
+                if target is not None:
+                    await self._serve(target, here, stop)
+                return
+            ranks = await asyncio.to_thread(open_ranks, settings)
+            _take_signals_back()
+            try:
+                while not stop.is_set():
+                    await self._serve_with(ranks, here, stop)
+            finally:
+                await asyncio.to_thread(ranks.close)
         finally:
-            await asyncio.to_thread(ranks.close)
+            await server.stop(_STREAM_GRACE_S)
 
-    async def _serve_with(self, ranks: Ranks, tls: TlsFiles | None, stop: asyncio.Event) -> None:
+    async def _serve_with(self, ranks: Ranks, here: _Here, stop: asyncio.Event) -> None:
         """Serve until `stop`, or until a rank is lost; then all others have ended too."""
         try:
             target = await self._load(stop, ranks)
-            if stop.is_set():
+            if target is None:
                 return
             try:
-                await self._serve(target, tls, stop)
+                await self._serve(target, here, stop)
             except RankLostError as error:
                 why = await asyncio.to_thread(ranks.loss)
                 self._log.error("the ranks start anew", error=error.message, cause=why)
@@ -86,19 +111,42 @@ class VerifyWorker:
                 incarnation = service.new_incarnation()
                 self._identity = Identity(self._identity.worker_id, incarnation)
                 self._stopping = False
+                # New ranks that never come are the end of the process, in time.
+                await here.server.set_alive(True)
             else:
                 await asyncio.to_thread(_let_end, target)
         finally:
             await asyncio.to_thread(ranks.clear)
 
-    async def _load(self, stop: asyncio.Event, ranks: Ranks | None) -> Target:
-        """The loaded target; on `stop` it comes all the same, since nothing else can end that."""
+    async def _load(self, stop: asyncio.Event, ranks: Ranks | None) -> Target | None:
+        """The loaded target; None if `stop` came before it.
+
+        Raises:
+            Abandoned: that was so, and loading goes on for long.
+        """
         # What is left of weights and pages before must not be there beside the new ones.
         gc.collect()
-        return await asyncio.to_thread(load_target, self._settings, ranks)
+        loading = in_thread(lambda: load_target(self._settings, ranks))
+        stopped = asyncio.create_task(stop.wait())
+        waiting: set[asyncio.Future[Any]] = {loading, stopped}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            stopped.cancel()
+            return loading.result()
+        self._log.info("stopped while loading")
+        if ranks is not None:
+            # What waits for them has an end, too.
+            await asyncio.to_thread(ranks.clear)
+        await asyncio.wait({loading}, timeout=_LOADING_GRACE_S)
+        if not loading.done():
+            loading.cancel()
+            raise service.Abandoned
+        # There is no one left to tell of a fault.
+        loading.exception()
+        return None
 
-    async def _serve(self, target: Target, tls: TlsFiles | None, stop: asyncio.Event) -> None:
-        settings = self._settings
+    async def _serve(self, target: Target, here: _Here, stop: asyncio.Event) -> None:
+        settings, server = self._settings, here.server
         loop = asyncio.get_running_loop()
 
         def publish(outputs: Sequence[Output]) -> None:
@@ -107,30 +155,25 @@ class VerifyWorker:
         pulse = target.model.pulse if isinstance(target.model, ParallelModel) else None
         engine = Engine(target.scheduler, target.runner, publish, SessionSpans(), meet_ranks=pulse)
         streams = Streams(lambda: heartbeat(engine, self._identity))
-        links = DraftLinks(engine.post, tls)
-        server = rpc.Server(tls=tls, checks=settings.peer_checks(COORDINATOR_NAME))
-        verify_pb2_grpc.add_VerifyServiceServicer_to_server(
-            VerifyServicer(self._identity, engine, streams), server.grpc
-        )
+        links = DraftLinks(engine.post, here.tls)
         self._export_metrics(target.scheduler)
         async with connect(
             settings.redis_url,
             password_file=settings.redis_password_file,
             tls=settings.redis_tls(),
         ) as redis:
-            port = await server.start(SERVICE_NAME, settings.host, settings.port)
-            address = rpc.address_of(settings.advertise_host or settings.host, port)
             engine.start()
+            self._servicer.serve_with(self._identity, engine, streams)
             leaving = asyncio.Event()
             announcer = Announcer(
-                Registry(redis), lambda: self._record(target, address), self._obey
+                Registry(redis), lambda: self._record(target, here.address), self._obey
             )
             announcing = asyncio.create_task(announcer.run(leaving))
             publisher = asyncio.create_task(self._publish_prefixes(redis, target, leaving))
             health = asyncio.create_task(
                 keep_health(server, engine, self._identity, settings.engine_silence_s)
             )
-            self._log.info("serving", address=address, model=target.name)
+            self._log.info("serving", address=here.address, model=target.name)
             died = asyncio.wrap_future(engine.finished)
             stopped = asyncio.create_task(stop.wait())
             try:
@@ -148,8 +191,7 @@ class VerifyWorker:
                 leaving.set()
                 await announcing
                 await publisher
-                streams.end_all()
-                await server.stop(_STREAM_GRACE_S)
+                await self._servicer.leave(_STREAM_GRACE_S)
                 await links.close()
                 health.cancel()
                 await asyncio.gather(health, return_exceptions=True)

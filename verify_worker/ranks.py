@@ -14,16 +14,23 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from outrider.errors import ConfigError, OutriderError
-from outrider.model.paged import block_bytes
+from outrider.model.describe import locate_checkpoint
+from outrider.model.fast import FastNumerics
+from outrider.model.numerics import packs
+from outrider.model.paged import PagedModel, block_bytes
 from outrider.model.parallel.follower import follow
 from outrider.model.parallel.group import REPORT_BYTES, Limits, RankGroup, open_store
+from outrider.model.parallel.leader import ParallelModel
 from outrider.model.parallel.member import Member, gather_vocabulary
-from outrider.model.parallel.outline import outline_shard
+from outrider.model.parallel.outline import outline_of
 from outrider.model.parallel.shards import Shard, load_shard
-from outrider.model.selfcheck import OwnLogits
+from outrider.model.selfcheck import OwnLogits, check_paged_forward
 from outrider.sampling import gumbel_max
 from verify_worker.config import AUTO
 from verify_worker.kv_memory import budget_bytes, pool_blocks
+
+# Enough for the check of the forward pass.
+CHECK_BLOCKS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +53,13 @@ class RankJob:
     address: str = "127.0.0.1"
     port: int = 0
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def packs(self) -> bool:
+        """Whether weights stay in the few bits of their file, if they come from one."""
+        where = locate_checkpoint(self.model)
+        gguf = where if where.suffix == ".gguf" else None
+        return packs(gguf, self.numerics, self.forward, self.linears, self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +84,17 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class Led:
-    """Rank 0 with everything ready, and what all ranks reported; `own` is for the check."""
+    """Rank 0 with everything ready, and what all ranks reported; `own` is for the check.
+
+    `packed`: weights are in few bits.
+    """
 
     member: Member
     shard: Shard
     reports: tuple[RankReport, ...]
     blocks: int
     own: OwnLogits | None
+    packed: bool
 
 
 def follow_job(job: RankJob, rank: int, own_address: str, device: torch.device) -> int:
@@ -131,7 +149,7 @@ def lead_job(job: RankJob, group: RankGroup, most_blocks: int) -> Led:
     except Exception as fault:
         group.fail(str(fault))
         raise
-    return Led(member, shard, reports, blocks, own)
+    return Led(member, shard, reports, blocks, own, job.packs)
 
 
 def agree(reports: Sequence[RankReport], most_blocks: int, kv_memory: str) -> int:
@@ -166,8 +184,8 @@ def _load(job: RankJob, group: RankGroup) -> tuple[Shard | None, RankReport, Exc
         torch.set_num_threads(job.threads)
     host = socket.gethostname()
     try:
-        shard = load_shard(job.model, group, dtype=job.dtype)
-        outline = outline_shard(job.model, group.rank, group.size, dtype=job.dtype)
+        shard = load_shard(job.model, group, dtype=job.dtype, packed=job.packs)
+        outline = outline_of(shard.model, group.rank, group.size)
         report = RankReport(
             rank=group.rank,
             # Each device has memory of its own.
@@ -176,7 +194,7 @@ def _load(job: RankJob, group: RankGroup) -> tuple[Shard | None, RankReport, Exc
             weights_bytes=shard.kept_bytes,
             peak_bytes=shard.peak_bytes,
             # Found on an outline: a forward of the shard would need the other ranks.
-            block_bytes=block_bytes(outline.model),
+            block_bytes=block_bytes(outline),
             budget_bytes=budget_bytes(job.kv_memory, group.device),
         )
     except (OutriderError, OSError, RuntimeError, MemoryError) as error:
@@ -201,6 +219,9 @@ def _ready(
         return logits if together is None else together[:, : shard.model.vocab_size]
 
     own = OwnLogits.of(shard.model, whole)
+    if job.packs:
+        # Exactly first; in fewer bits rounding would hide a fault.
+        _check_unpacked(shard, group, own)
     member = Member.of(
         shard,
         group,
@@ -214,6 +235,18 @@ def _ready(
         gumbel_max.prepare()
     group.meet(starting=True)
     return member, own
+
+
+def _check_unpacked(shard: Shard, group: RankGroup, own: OwnLogits | None) -> None:
+    """Compare the paged forward with the model's own, over weights that are unpacked for it."""
+    member = Member(shard, group, PagedModel(shard.model, CHECK_BLOCKS, FastNumerics()))
+    if group.rank:
+        follow(member)
+        return
+    model = shard.model
+    paged = ParallelModel(member, vocab_size=model.vocab_size, context_len=model.context_len)
+    check_paged_forward(own, paged)
+    paged.stop()
 
 
 def _encode(report: RankReport) -> bytes:

@@ -26,7 +26,7 @@ from outrider.sampling.coupled import TargetsFrom, processed_scores, unusable_ro
 from outrider.sampling.logprobs import token_logprobs
 from outrider.sampling.rejection import KeyedChance, dense, one_hot, verify_rejection
 from outrider.sampling.rows import Row
-from outrider.sampling.scores import Scores
+from outrider.sampling.scores import Choosing, Scores
 from verify_worker.state import Decided, Outcome, Plan, Work
 
 _LOG = logs.get(__name__)
@@ -74,7 +74,7 @@ class Runner:
             if _needs_logits(w)
             for row in range(begin, end)
         ]
-        scores = self._model.score(segments, rows, whole, self._token_count)
+        scores = self._model.score(segments, Choosing(rows, whole, self._token_count))
         results: list[Result] = []
         for w, of_one, begin in zip(work, rows_of, begins, strict=False):
             result = _decide(w, of_one, scores, begin) if w.decides else None

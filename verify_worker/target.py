@@ -29,12 +29,10 @@ from verify_worker.kv_memory import (
     statement,
 )
 from verify_worker.leading import Ranks, lead
-from verify_worker.ranks import RankReport
+from verify_worker.ranks import CHECK_BLOCKS, RankReport
 from verify_worker.runner import Runner
 from verify_worker.scheduler import Limits, Scheduler
 
-# Enough for the check of the forward pass.
-CHECK_BLOCKS = 128
 # How far rounding of packed weights may take the logits from the unpacked ones (relative, L2).
 PACKED_LIMIT = 0.1
 
@@ -155,7 +153,13 @@ def _load_whole(settings: Settings) -> Loaded:
     bytes_per_block = block_bytes(model)
     weights = sum(p.numel() * p.element_size() for p in model.module.parameters())
     own = OwnLogits.of(model)
-    packed = packs(model, settings.numerics, settings.forward, settings.linears)
+    packed = packs(
+        model.gguf,
+        settings.numerics,
+        settings.forward,
+        settings.linears,
+        model.module.device.type,
+    )
     if packed:
         # Exactly first; in fewer bits rounding would hide a fault.
         plain = choose_numerics(FAST, model, linears=DENSE.name, release=False)
@@ -176,7 +180,7 @@ def _load_whole(settings: Settings) -> Loaded:
         model=model,
         paged=paged,
         numerics=numerics.arithmetic,
-        dtype=f"{settings.dtype}-packed" if packed else settings.dtype,
+        dtype=_kept_in(settings.dtype, packed=packed),
         weights_bytes=weights,
         block_bytes=bytes_per_block,
         packed=packed,
@@ -204,10 +208,15 @@ def _load_split(settings: Settings, ranks: Ranks) -> Loaded:
         model=model,
         paged=paged,
         numerics=led.member.paged.arithmetic,
-        dtype=settings.dtype,
+        dtype=_kept_in(settings.dtype, packed=led.packed),
         reports=led.reports,
         weights_bytes=sum(report.weights_bytes for report in led.reports),
         block_bytes=max(report.block_bytes for report in led.reports),
-        packed=False,
-        checked=check_paged_forward(led.own, paged),
+        packed=led.packed,
+        checked=check_paged_forward(led.own, paged, PACKED_LIMIT if led.packed else None),
     )
+
+
+def _kept_in(dtype: str, *, packed: bool) -> str:
+    """Weights, as coordinators compare workers by."""
+    return f"{dtype}-packed" if packed else dtype

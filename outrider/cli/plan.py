@@ -14,9 +14,16 @@ from outrider.memory import format_bytes, parse_bytes
 class Settings:
     """A model, and the GPUs that it is to be put on."""
 
-    model: str = setting(help="A directory with a config.json; weights need not be there.")
+    model: str = setting(
+        help="A directory with a config.json, whose weights need not be there, or a .gguf file."
+    )
     tensor_parallel_size: int = setting(1, at_least=1, help="Ranks, one GPU each.")
-    gpu_memory: str = setting("80GiB", help="Memory of each GPU.")
+    gpu_memory: str = setting(
+        "80GiB", help="Memory of each GPU; on a CPU, what each rank may take."
+    )
+    device: str = setting(
+        "cuda", choices=("cuda", "cpu"), help="On a CPU the weights of a .gguf file stay packed."
+    )
     dtype: str = setting(
         "bfloat16", choices=("float32", "bfloat16", "float16"), help="Type of weights and KV."
     )
@@ -44,6 +51,7 @@ def run(settings: Settings) -> None:
         settings.tensor_parallel_size,
         parse_bytes(settings.gpu_memory),
         dtype=settings.dtype,
+        packed=settings.device == "cpu",
     )
     whole, usual = plan.sessions(plan.context_len), plan.sessions(settings.session_tokens)
     kv_bytes = min(rank.kv_bytes for rank in plan.ranks)
@@ -70,6 +78,11 @@ def run(settings: Settings) -> None:
             f"KV {format_bytes(rank.kv_bytes)}, "
             f"of which a block takes {format_bytes(rank.block_bytes)}"
         )
+        if rank.second_bytes:
+            click.echo(
+                f"    at most {format_bytes(rank.second_bytes)} more for packed weights "
+                "that are kept in a second way, for many rows"
+            )
     click.echo(
         f"  {plan.blocks} blocks of KV, {plan.kv_tokens} tokens: {usual} sessions of "
         f"{settings.session_tokens} tokens, or {whole} of the whole context ({plan.context_len})"

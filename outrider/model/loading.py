@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig, PreTrainedModel
@@ -10,7 +10,7 @@ from transformers.utils import logging as transformers_logging
 
 from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.model import attention
-from outrider.model.describe import describe, locate_checkpoint
+from outrider.model.describe import ModelDescription, describe, locate_checkpoint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Layers whose past is held in keys and values alone, so that rejected tokens leave no trace.
@@ -35,6 +35,25 @@ class LoadedModel:
     stop_ids: frozenset[int]
     gguf: Path | None = None
 
+    @classmethod
+    def of(
+        cls,
+        module: Any,
+        description: ModelDescription,
+        vocab_size: int,
+        gguf: Path | None = None,
+    ) -> Self:
+        """A module, or one rank's part of it, and what its checkpoint says of itself."""
+        return cls(
+            module=module.eval(),
+            name=description.name,
+            fingerprint=description.fingerprint,
+            context_len=description.context_len,
+            vocab_size=vocab_size,
+            stop_ids=description.stop_ids,
+            gguf=gguf,
+        )
+
 
 def load_model(path: str, *, dtype: str = "float32", device: str = "cpu") -> LoadedModel:
     """Load a transformers directory or a .gguf file (its weights are unpacked to `dtype`).
@@ -51,11 +70,7 @@ def load_model(path: str, *, dtype: str = "float32", device: str = "cpu") -> Loa
     attention.register()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # no hints there
     where, source = _source(checkpoint)
-    try:
-        config = AutoConfig.from_pretrained(where, **source)
-    except (ValueError, KeyError, OSError) as error:
-        raise UnsupportedModelError(f"transformers can't read {path}: {error}") from error
-    check_supported(config)
+    config = load_config(checkpoint)
     description = describe(path)
     if source:
         source["quantization_config"] = GgufConfig(dequantize=True)
@@ -69,17 +84,24 @@ def load_model(path: str, *, dtype: str = "float32", device: str = "cpu") -> Loa
         ) from error
     except (ValueError, OSError) as error:
         raise UnsupportedModelError(f"transformers can't load {path}: {error}") from error
-    # Typed loosely above: the hints of transformers do not know what `to` takes.
-    module: PreTrainedModel = loaded.to(device).eval()
-    return LoadedModel(
-        module=module,
-        name=description.name,
-        fingerprint=description.fingerprint,
-        context_len=description.context_len,
-        vocab_size=loaded.get_input_embeddings().weight.shape[0],
-        stop_ids=description.stop_ids,
-        gguf=checkpoint if source else None,
-    )
+    module = loaded.to(device)
+    vocabulary = loaded.get_input_embeddings().weight.shape[0]
+    return LoadedModel.of(module, description, vocabulary, checkpoint if source else None)
+
+
+def load_config(checkpoint: Path) -> Any:
+    """The config of a directory or .gguf file.
+
+    Raises:
+        UnsupportedModelError: it can't be read, or such a model can't be served exactly.
+    """
+    where, source = _source(checkpoint)
+    try:
+        config = AutoConfig.from_pretrained(where, **source)
+    except (ValueError, KeyError, OSError) as error:
+        raise UnsupportedModelError(f"transformers can't read {checkpoint}: {error}") from error
+    check_supported(config)
+    return config
 
 
 def _source(path: Path) -> tuple[Path, dict[str, Any]]:

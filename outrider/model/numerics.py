@@ -5,6 +5,7 @@ only handed out for a model on which that was seen to hold.
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +19,14 @@ from outrider.model.gguf import GgufWeights
 from outrider.model.invariance import first_dependence
 from outrider.model.invariant import InvariantNumerics
 from outrider.model.lean import LeanDecoder
-from outrider.model.linears.install import Packer, pack_module
+from outrider.model.linears.install import (
+    Packer,
+    QuantisedWeights,
+    pack_module,
+    require_weights,
+)
 from outrider.model.linears.kinds import KINDS
+from outrider.model.linears.packed import OwnIntegers, QuantisedLinear
 from outrider.model.loading import LoadedModel
 from outrider.model.paged import Numerics
 from outrider.model.parts import parts_of
@@ -61,7 +68,9 @@ def choose_numerics(
 
     Raises:
         UnsupportedModelError: the model can't be invariant here; the message says why.
+        InternalError: its weights are gone, into a forward that was chosen before.
     """
+    require_weights(model.module)
     packer = _packer(model, name, forward, linears, release)
     if (compiled := _compiled(model, packer, name, forward, linears)) is not None:
         return compiled
@@ -85,10 +94,13 @@ def choose_numerics(
     return numerics
 
 
-def packs(model: LoadedModel, numerics: str, forward: str, linears: str) -> bool:
-    """Whether weights are kept in the few bits of the file that they come from."""
-    plain = forward == COMPILED or linears != AUTO
-    return numerics == FAST and not plain and model.gguf is not None
+def packs(gguf: Path | None, numerics: str, forward: str, linears: str, device: str) -> bool:
+    """Whether weights are kept in the few bits of the file that they come from, if it is one.
+
+    `device` is a type of devices; there are kernels for CPUs only.
+    """
+    plain = forward == COMPILED or linears != AUTO or device != "cpu"
+    return numerics == FAST and not plain and gguf is not None
 
 
 def _packer(model: LoadedModel, name: str, forward: str, linears: str, release: bool) -> Packer:
@@ -96,13 +108,19 @@ def _packer(model: LoadedModel, name: str, forward: str, linears: str, release: 
     return Packer(
         kinds=[kind for kind in KINDS if linears in (AUTO, kind.name)],
         quantised=(
-            GgufWeights(model.gguf, model.module)
-            if model.gguf and packs(model, name, forward, linears)
+            _quantised(model.gguf, model.module)
+            if model.gguf and packs(model.gguf, name, forward, linears, model.module.device.type)
             else None
         ),
         release=release,
         kept=[untyped.get_input_embeddings().weight],
     )
+
+
+def _quantised(gguf: Path, module: torch.nn.Module) -> QuantisedWeights:
+    if any(isinstance(child, QuantisedLinear) for child in module.modules()):
+        return OwnIntegers()
+    return GgufWeights(gguf, module)
 
 
 def _compiled(

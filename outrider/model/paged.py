@@ -10,11 +10,11 @@ from outrider.errors import UnsupportedModelError
 from outrider.model.attention import STEP_ARGUMENT, KvShapes
 from outrider.model.blocks import BLOCK_TOKENS, BlockPool, BlockTable
 from outrider.model.fast import FastNumerics
+from outrider.model.linears.install import require_weights
 from outrider.model.loading import LoadedModel
 from outrider.model.pages import KvPages
 from outrider.model.rows import NO_PARENT, Segment, Span, StepOutput, StepRows, flatten
-from outrider.sampling.rows import Row
-from outrider.sampling.scores import Scores, WholeScores
+from outrider.sampling.scores import Choosing, Scores, WholeScores
 
 __all__ = [
     "NO_PARENT",
@@ -60,13 +60,7 @@ class StepModel(Protocol):
         """The blocks of its pages."""
         ...
 
-    def score(
-        self,
-        segments: Sequence[Segment],
-        rows: Sequence[Row],
-        whole: Sequence[int],
-        token_count: int,
-    ) -> Scores:
+    def score(self, segments: Sequence[Segment], choosing: Choosing) -> Scores:
         """Run every row once; see `PagedModel.score`."""
         ...
 
@@ -81,10 +75,17 @@ class PagedModel:
     def __init__(
         self, model: LoadedModel, total_blocks: int, numerics: Numerics | None = None
     ) -> None:
+        """Without `numerics` the model's own code runs, over its own weights.
+
+        Raises:
+            InternalError: these are gone, into numerics that were chosen before.
+        """
         self.vocab_size = model.vocab_size
         self.context_len = model.context_len
         self.pool = BlockPool(total_blocks)
         self._module = model.module
+        if numerics is None:
+            require_weights(model.module)
         self._numerics = numerics or FastNumerics()
         self.arithmetic = self._numerics.arithmetic
         parameter = next(model.module.parameters())
@@ -124,20 +125,10 @@ class PagedModel:
         """
         return self._numerics.run(self._module, self._pages, flatten(segments), inputs)
 
-    def score(
-        self,
-        segments: Sequence[Segment],
-        rows: Sequence[Row],
-        whole: Sequence[int],
-        token_count: int,
-    ) -> Scores:
-        """`step`, for tokens to be chosen: `rows` say how, one for each row of logits.
-
-        Rows of logits can be looked at where `whole` names them. Ids from `token_count` on are
-        padding, never chosen.
-        """
+    def score(self, segments: Sequence[Segment], choosing: Choosing) -> Scores:
+        """`step`, for tokens to be chosen."""
         output = self.step(segments)
-        return WholeScores(output.logits[:, :token_count].float(), output.hidden, rows)
+        return WholeScores(output.logits, output.hidden, choosing)
 
     @torch.inference_mode()
     def keep_path(self, table: BlockTable, rows: Sequence[int]) -> None:

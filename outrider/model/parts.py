@@ -20,9 +20,11 @@ from typing import Any, Self
 import torch
 from transformers import PreTrainedModel
 
+from outrider.model.linears.packed import QuantisedLinear
 from outrider.model.parallel.linears import RowLinear
 
 _MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
+_LINEAR_TYPES = {torch.nn.Linear, QuantisedLinear}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def parts_of(module: PreTrainedModel) -> Decoder | None:
     config = untyped.config
     if config.model_type not in _MODEL_TYPES or config.hidden_act != "silu":
         return None
-    if any(type(linear) is not torch.nn.Linear for linear in _linears(untyped)):
+    if any(type(linear) not in _LINEAR_TYPES for linear in _linears(untyped)):
         return None
     # Norms of every family have a class of their own, by one name.
     if not all(type(norm).__name__.endswith("RMSNorm") for norm in _norms(untyped)):

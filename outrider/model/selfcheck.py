@@ -19,6 +19,7 @@ from transformers.masking_utils import eager_mask
 from outrider.errors import UnsupportedModelError
 from outrider.model.attention import NAME
 from outrider.model.blocks import BLOCK_TOKENS, BlockPool, BlockTable
+from outrider.model.linears.install import require_weights
 from outrider.model.loading import LoadedModel
 from outrider.model.paged import Segment
 
@@ -85,7 +86,11 @@ class OwnLogits:
 
         Of a model that is split over ranks `whole` puts rows of logits together, on rank 0; on
         the others, which have to call this too, the result is of no use.
+
+        Raises:
+            InternalError: the weights were laid out anew before.
         """
+        require_weights(model.module)
         length = _probe_length(model)
         if length < _MIN_TOKENS:
             return None

@@ -1,6 +1,7 @@
 """The logits of a step, asked for tokens or for whole rows, wherever they are."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -8,6 +9,19 @@ import torch
 from outrider.sampling.acceptance import TargetTokens
 from outrider.sampling.coupled import Targets, unusable_rows
 from outrider.sampling.rows import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Choosing:
+    """What is wanted of a step's rows of logits.
+
+    `rows` say how the token of each is chosen. Rows that `whole` names can be looked at as
+    logits. Ids from `token_count` on are padding, never chosen.
+    """
+
+    rows: Sequence[Row]
+    whole: Sequence[int]
+    token_count: int
 
 
 class Scores(Protocol):
@@ -32,11 +46,11 @@ class Scores(Protocol):
 
 
 class WholeScores:
-    """`Scores` of logits that are in one place: float [R, V], made of `hidden` [R, hidden]."""
+    """`Scores` of logits that are in one place: [R, V], made of `hidden` [R, hidden]."""
 
-    def __init__(self, logits: torch.Tensor, hidden: torch.Tensor, rows: Sequence[Row]) -> None:
-        self._logits, self._hidden = logits, hidden
-        self.targets: TargetTokens = Targets(logits, rows)
+    def __init__(self, logits: torch.Tensor, hidden: torch.Tensor, choosing: Choosing) -> None:
+        self._logits, self._hidden = logits[:, : choosing.token_count].float(), hidden
+        self.targets: TargetTokens = Targets(self._logits, choosing.rows)
 
     def logits(self, begin: int, end: int) -> torch.Tensor:
         """Rows [begin, end)."""

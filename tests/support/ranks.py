@@ -157,7 +157,7 @@ def _member(
     options: dict[str, Any],
 ) -> tuple[Member, Any]:
     group = RankGroup.join(FileStore(store, size), rank, size, limits=limits)
-    shard = load_shard(path, group)
+    shard = load_shard(path, group, packed=path.endswith(".gguf"))
     return Member.of(shard, group, blocks, **options), shard
 
 

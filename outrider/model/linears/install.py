@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from transformers.pytorch_utils import Conv1D
 
+from outrider.errors import InternalError
 from outrider.model.linears.choice import Choice, choose_kind
 from outrider.model.linears.int4 import (
     Quantised,
@@ -16,8 +17,9 @@ from outrider.model.linears.int4 import (
     supported,
 )
 from outrider.model.linears.kinds import DENSE, KINDS, Kind, Linear
+from outrider.model.linears.packed import QuantisedLinear
 
-_LINEAR_TYPES = (torch.nn.Linear, Conv1D)
+_LINEAR_TYPES = (torch.nn.Linear, Conv1D, QuantisedLinear)
 
 
 class QuantisedWeights(Protocol):
@@ -53,8 +55,10 @@ class Packer:
 
     def take_out(self, linear: Any) -> None:
         """Free the weight of a layer that is laid out anew, unless something else reads it."""
+        if isinstance(linear, QuantisedLinear):
+            return  # it has none
         if self.release and not any(linear.weight is kept for kept in self.kept):
-            linear.weight.data = linear.weight.new_empty(()).expand(linear.weight.shape)
+            linear.weight.data = _no_weight(linear)
 
     def leaves_plain(self, linear: torch.nn.Module) -> bool:
         """Whether the plain layer is the best there is."""
@@ -63,18 +67,29 @@ class Packer:
         return self._kind(_weight(linear)) is DENSE
 
     def _make(self, linears: Sequence[torch.nn.Module]) -> Linear:
+        packed = self._packed(linears)
+        if packed is not None:
+            shape = tuple(packed.integers.shape)
+            if shape not in self._many_rows:
+                self._many_rows[shape] = rows_to_unpack(packed)
+            return make_int4(packed, _joined_bias(linears), self._many_rows[shape])
         weights = [_weight(linear) for linear in linears]
-        bias = _joined_bias(linears, weights)
-        if self.quantised is not None:
-            found = [self.quantised.find(linear) for linear in linears]
-            packed = concatenated([one for one in found if one is not None])
-            if None not in found and packed is not None and supported(packed, weights[0].device):
-                shape = tuple(packed.integers.shape)
-                if shape not in self._many_rows:
-                    self._many_rows[shape] = rows_to_unpack(packed)
-                return make_int4(packed, bias, self._many_rows[shape])
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        return self._kind(weight).make(weight, bias)
+        return self._kind(weight).make(weight, _joined_bias(linears))
+
+    def _packed(self, linears: Sequence[torch.nn.Module]) -> Quantised | None:
+        """The integers of layers side by side; None where they are not all alike."""
+        if self.quantised is None:
+            return None
+        found: list[Quantised] = []
+        for linear in linears:
+            one = self.quantised.find(linear)
+            if one is None:
+                return None
+            found.append(one)
+        packed = found[0] if len(found) == 1 else concatenated(found)
+        device = next((p.device for p in linears[0].parameters()), torch.device("cpu"))
+        return packed if packed is not None and supported(packed, device) else None
 
     def _kind(self, weight: torch.Tensor) -> Kind:
         shape = tuple(weight.shape)
@@ -90,7 +105,8 @@ class PackedLinear(torch.nn.Module):
         super().__init__()
         self._product = product
         # Models ask their layers for the type of the weight, if for anything.
-        self.weight: torch.Tensor = replaced.weight
+        packed = isinstance(replaced, QuantisedLinear)
+        self.weight: torch.Tensor = _no_weight(replaced) if packed else replaced.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The product of every row."""
@@ -110,19 +126,50 @@ def pack_module(module: torch.nn.Module, packer: Packer) -> None:
             setattr(parent, name, PackedLinear(packer.fuse([child]), child))
 
 
+def require_weights(module: torch.nn.Module) -> None:
+    """Refuse a model whose weights were laid out anew for another forward, and given back.
+
+    Raises:
+        InternalError: it has to be loaded again.
+    """
+    for name, child in module.named_modules():
+        if type(child) in _LINEAR_TYPES:
+            _require_weight(child, name)
+
+
 def _weight(linear: Any) -> torch.Tensor:
     """As [N, K]."""
+    _require_weight(linear, type(linear).__name__)
     weight: torch.Tensor = linear.weight.detach()
     return weight.t() if isinstance(linear, Conv1D) else weight
 
 
-def _joined_bias(linears: Sequence[Any], weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
+def _require_weight(linear: Any, name: str) -> None:
+    if not isinstance(linear, QuantisedLinear) and not any(linear.weight.stride()):
+        raise InternalError(
+            f"the weight of {name} was laid out for another forward and is gone: load the model "
+            "again for this one"
+        )
+
+
+def _no_weight(linear: Any) -> torch.Tensor:
+    """What looks like the weight of a layer and has no memory."""
+    if isinstance(linear, QuantisedLinear):
+        return torch.empty((), dtype=linear.dtype).expand(linear.out_features, linear.in_features)
+    weight: torch.Tensor = linear.weight
+    return weight.new_empty(()).expand(weight.shape)
+
+
+def _joined_bias(linears: Sequence[Any]) -> torch.Tensor | None:
     biases = [None if linear.bias is None else linear.bias.detach() for linear in linears]
-    if all(bias is None for bias in biases):
+    some = next((bias for bias in biases if bias is not None), None)
+    if some is None:
         return None
     return torch.cat(
         [
-            weight.new_zeros(len(weight)) if bias is None else bias
-            for weight, bias in zip(weights, biases, strict=True)
+            some.new_zeros(linear.nf if isinstance(linear, Conv1D) else linear.out_features)
+            if bias is None
+            else bias
+            for linear, bias in zip(linears, biases, strict=True)
         ]
     )

@@ -24,7 +24,10 @@ from torch.nn import functional
 from outrider.model.linears.kinds import Linear
 
 GROUP = 32
-TYPES = ("Q4_0", "Q4_1", "Q8_0")
+# Outputs of a product are a multiple of this.
+OUTPUTS = 16
+# What can stay packed, with the bits of a number.
+TYPES = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
 # Rows from which on unpacking the weight first may be quicker; what is measured at load.
 _MANY_ROWS = (64, 128, 256)
 # Outputs that are unpacked at a time.
@@ -60,8 +63,8 @@ class Quantised:
         integers = torch.cat([nibbles & 15, nibbles >> 4], -1).to(torch.int8)
         return cls(integers.flatten(1), scale, minimum, 4)
 
-    def rows(self, index: torch.Tensor) -> Self:
-        """The same weight with its outputs in another order."""
+    def rows(self, index: torch.Tensor | slice) -> Self:
+        """The same weight with its outputs in another order, or some of them."""
         return type(self)(self.integers[index], self.scale[index], self.minimum[index], self.bits)
 
     def dense(self) -> torch.Tensor:
@@ -84,7 +87,7 @@ def concatenated(parts: list[Quantised]) -> Quantised | None:
 def supported(weight: Quantised, device: torch.device) -> bool:
     """Whether the kernel can multiply by such a weight here."""
     outputs, columns = weight.integers.shape
-    return device.type == "cpu" and outputs % 16 == 0 and columns % GROUP == 0
+    return device.type == "cpu" and outputs % OUTPUTS == 0 and columns % GROUP == 0
 
 
 def make_int4(weight: Quantised, bias: torch.Tensor | None, many_rows: int = 0) -> Linear:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -63,6 +64,10 @@ class Checkpoint:
         if found != shape:
             raise ConfigError(f"{self._where}: {key} is {found}, the model has {shape}")
         return source
+
+    def bytes_of(self, name: str, part: torch.Tensor) -> int:
+        """What a slice takes in the file, where it has the type that it is read in."""
+        return part.numel() * part.element_size()
 
 
 def _files(where: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ from outrider.model.rows import Segment, StepOutput, flatten
 from outrider.sampling.acceptance import TargetTokens
 from outrider.sampling.coupled import Targets
 from outrider.sampling.rows import Row
-from outrider.sampling.scores import Scores
+from outrider.sampling.scores import Choosing, Scores
 
 
 class ParallelModel:
@@ -50,16 +50,10 @@ class ParallelModel:
         answer = self._run(segments, Wanted(self.vocab_size, range(rows)))
         return StepOutput(answer.whole, answer.hidden)
 
-    def score(
-        self,
-        segments: Sequence[Segment],
-        rows: Sequence[Row],
-        whole: Sequence[int],
-        token_count: int,
-    ) -> Scores:
+    def score(self, segments: Sequence[Segment], choosing: Choosing) -> Scores:
         """The step's rows of logits, brought together only where that is needed."""
-        wanted = sorted_rows(rows, whole, token_count)
-        return SpreadScores(self._run(segments, wanted), rows, wanted)
+        wanted = sorted_rows(choosing.rows, choosing.whole, choosing.token_count)
+        return SpreadScores(self._run(segments, wanted), choosing.rows, wanted)
 
     def keep_path(self, table: BlockTable, rows: Sequence[int]) -> None:
         """Bring the KV of accepted rows together."""

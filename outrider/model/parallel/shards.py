@@ -1,24 +1,26 @@
 """Load one rank's part of a model: only its slices are read from the checkpoint.
 
 The module is built without memory, on the meta device; then every parameter gets its slice,
-read from safetensors straight into the place it stays in.
+read from safetensors straight into the place it stays in, or unpacked from a .gguf file. What
+stays packed is not read at all before it is laid out.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from outrider.errors import ConfigError, UnsupportedModelError
+from outrider.errors import ConfigError
 from outrider.model import attention
 from outrider.model.describe import describe, locate_checkpoint
-from outrider.model.loading import DTYPES, LoadedModel, check_supported
+from outrider.model.loading import DTYPES, LoadedModel, load_config
 from outrider.model.parallel.checkpoint import Checkpoint
+from outrider.model.parallel.gguf_checkpoint import GgufCheckpoint
 from outrider.model.parallel.group import RankGroup
 from outrider.model.parallel.linears import Peers, RowLinear, VocabularyEmbedding
+from outrider.model.parallel.packing import Packing, pack_slices, weigh
 from outrider.model.parallel.plan import Kind, Split, split_plan, vocabulary_range
 
 _REPLICATED = Split(Kind.REPLICATED)
@@ -29,7 +31,8 @@ class Shard:
     """One rank's part of a model, and what it took to load.
 
     `begin`, `end`: the ids whose logits this rank's head gives. `read_bytes` came from the
-    checkpoint, `kept_bytes` stay; loading took at most `peak_bytes` at once.
+    checkpoint, `kept_bytes` stay; loading took at most `peak_bytes` at once. Packed layers count
+    as they will be once they are laid out, and at most with one of them unpacked beside it all.
     """
 
     model: LoadedModel
@@ -40,8 +43,12 @@ class Shard:
     peak_bytes: int
 
 
-def load_shard(path: str, group: RankGroup, *, dtype: str = "float32") -> Shard:
-    """This rank's part of a transformers directory with safetensors; talks to no other rank.
+def load_shard(
+    path: str, group: RankGroup, *, dtype: str = "float32", packed: bool = False
+) -> Shard:
+    """This rank's part of a directory with safetensors or a .gguf file; talks to no other rank.
+
+    `packed`: weights of a .gguf file stay as they are there, for linears that take them so.
 
     Raises:
         ConfigError: there is no such checkpoint, or it lacks a weight.
@@ -50,43 +57,35 @@ def load_shard(path: str, group: RankGroup, *, dtype: str = "float32") -> Shard:
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
     where = locate_checkpoint(path)
-    if where.suffix == ".gguf":
-        raise UnsupportedModelError(
-            f"{path} is a .gguf file, which is read whole: convert it to safetensors to split it"
-        )
-    module = empty_model(where, DTYPES[dtype])
+    gguf = where if where.suffix == ".gguf" else None
+    module = empty_model(load_config(where), DTYPES[dtype])
     plan = split_plan(module, group.size)
     description = describe(path)
     vocabulary = module.get_input_embeddings().weight.shape[0]
     begin, end = vocabulary_range(group.rank, group.size, vocabulary)
     _make_buffers(module, group.device)
     reader = Reader(module, plan, group, DTYPES[dtype])
-    with Checkpoint(where, module) as checkpoint:
+    packed_bytes = 0
+    with GgufCheckpoint(gguf, module) if gguf else Checkpoint(where, module) as checkpoint:
+        if packed and isinstance(checkpoint, GgufCheckpoint):
+            packed_bytes = pack_slices(module, plan, group.rank, group.size, checkpoint)
         reader.fill(checkpoint)
     join_ranks(module, plan, begin, group)
-    model = LoadedModel(
-        module=module.eval(),
-        name=description.name,
-        fingerprint=description.fingerprint,
-        context_len=description.context_len,
-        vocab_size=vocabulary,
-        stop_ids=description.stop_ids,
+    packing = weigh(module, packed_bytes, DTYPES[dtype].itemsize) if packed else Packing()
+    kept_bytes = reader.kept_bytes + packing.kept_bytes
+    return Shard(
+        model=LoadedModel.of(module, description, vocabulary, gguf),
+        begin=begin,
+        end=end,
+        read_bytes=reader.read_bytes + packing.read_bytes,
+        kept_bytes=kept_bytes,
+        peak_bytes=max(reader.peak_bytes, kept_bytes + packing.largest_bytes),
     )
-    return Shard(model, begin, end, reader.read_bytes, reader.kept_bytes, reader.peak_bytes)
 
 
-def empty_model(where: Path, dtype: torch.dtype) -> Any:
-    """The model of a checkpoint on the meta device, without weights.
-
-    Raises:
-        UnsupportedModelError: it can't be served exactly.
-    """
+def empty_model(config: Any, dtype: torch.dtype) -> Any:
+    """The model of a config on the meta device, without weights."""
     attention.register()
-    try:
-        config = AutoConfig.from_pretrained(where)
-    except (ValueError, KeyError, OSError) as error:
-        raise UnsupportedModelError(f"transformers can't read {where}: {error}") from error
-    check_supported(config)
     untyped: Any = AutoModelForCausalLM
     with torch.device("meta"):
         return untyped.from_config(config, dtype=dtype, attn_implementation=attention.NAME)
@@ -117,6 +116,10 @@ class Weights(Protocol):
     def __contains__(self, name: str) -> bool: ...
     def source(self, name: str, shape: tuple[int, ...]) -> Any:
         """What gives slices of a parameter."""
+        ...
+
+    def bytes_of(self, name: str, part: torch.Tensor) -> int:
+        """What a slice takes in the file."""
         ...
 
 
@@ -175,11 +178,11 @@ class Reader:
         along = 1 if split.kind is Kind.ROW else 0
         begin, end = split.range(rank, size, shape[along])
         part: torch.Tensor = source[:, begin:end] if along else source[begin:end]
-        read = part.numel() * part.element_size()
         kept = part.to(device=self._group.device, dtype=self._dtype)
-        self.read_bytes += read
+        self.read_bytes += checkpoint.bytes_of(name, part)
         self.kept_bytes += kept.numel() * kept.element_size()
-        self.peak_bytes = max(self.peak_bytes, self.kept_bytes + (0 if kept is part else read))
+        beside = 0 if kept is part else part.numel() * part.element_size()
+        self.peak_bytes = max(self.peak_bytes, self.kept_bytes + beside)
         return kept.contiguous()
 
 

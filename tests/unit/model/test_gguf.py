@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.model.blocks import BlockTable
 from outrider.model.gguf import GgufWeights
@@ -15,79 +12,24 @@ from outrider.model.lean import LeanDecoder
 from outrider.model.loading import load_model
 from outrider.model.numerics import FAST, choose_numerics
 from outrider.model.paged import PagedModel, Segment
+from tests.support.gguf_files import LINEARS, write_llama
 
-HEADS, KV_HEADS, HIDDEN, INNER, VOCABULARY, LAYERS = 4, 2, 64, 96, 96, 2
-NAMES = {
-    "self_attn.q_proj": ("attn_q", "Q4_1"),
-    "self_attn.k_proj": ("attn_k", "Q4_1"),
-    "self_attn.v_proj": ("attn_v", "Q4_1"),
-    "self_attn.o_proj": ("attn_output", "Q4_0"),
-    "mlp.gate_proj": ("ffn_gate", "Q4_1"),
-    "mlp.up_proj": ("ffn_up", "Q8_0"),
-    "mlp.down_proj": ("ffn_down", "Q8_0"),
-    "input_layernorm": ("attn_norm", "F32"),
-    "post_attention_layernorm": ("ffn_norm", "F32"),
+KINDS = {
+    "attn_q": "Q4_1",
+    "attn_k": "Q4_1",
+    "attn_v": "Q4_1",
+    "attn_output": "Q4_0",
+    "ffn_gate": "Q4_1",
+    "ffn_up": "Q8_0",
+    "ffn_down": "Q8_0",
+    "token_embd": "Q8_0",
+    "output": "F32",
 }
-
-
-def neighbouring_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Queries and keys as llama.cpp orders them: the two that are rotated together adjoin."""
-    halves = weight.reshape(heads, 2, -1, weight.shape[1])
-    return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=HIDDEN,
-            intermediate_size=INNER,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-            num_key_value_heads=KV_HEADS,
-            max_position_embeddings=128,
-        )
-    )
-    writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "llama")
-    writer.add_name("tiny")
-    writer.add_block_count(LAYERS)
-    writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_dimension_count(HIDDEN // HEADS)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(VOCABULARY)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"t{i}" for i in range(VOCABULARY)])
-    writer.add_token_merges(["t 0"])
-    writer.add_eos_token_id(1)
-
-    def add(name: str, weight: torch.Tensor, kind: str) -> None:
-        array = (weight.detach() * 3).numpy()
-        if name.endswith("attn_q.weight"):
-            array = neighbouring_pairs(array, HEADS)
-        if name.endswith("attn_k.weight"):
-            array = neighbouring_pairs(array, KV_HEADS)
-        kind_ = gguf.GGMLQuantizationType[kind]
-        data = array if kind == "F32" else gguf.quantize(array, kind_)
-        writer.add_tensor(name, data, raw_dtype=kind_)
-
-    add("token_embd.weight", model.model.embed_tokens.weight, "Q8_0")
-    add("output.weight", model.lm_head.weight, "F32")
-    add("output_norm.weight", model.model.norm.weight, "F32")
-    for number, layer in enumerate(model.model.layers):
-        for own, (name, kind) in NAMES.items():
-            add(f"blk.{number}.{name}.weight", layer.get_submodule(own).weight, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return tmp_path / "tiny.gguf"
+    return write_llama(tmp_path / "tiny.gguf", KINDS)
 
 
 def test_each_layer_finds_the_integers_that_it_came_from(path: Path) -> None:
@@ -95,13 +37,12 @@ def test_each_layer_finds_the_integers_that_it_came_from(path: Path) -> None:
     module: Any = loaded.module
     weights = GgufWeights(path, module)
     for layer in module.model.layers:
-        for own, (_, kind) in NAMES.items():
-            if kind != "F32":
-                linear = layer.get_submodule(own)
-                found = weights.find(linear)
-                assert found is not None, own
-                assert torch.equal(found.dense(), linear.weight)
-                assert found.bits == (8 if kind == "Q8_0" else 4)
+        for own, name in LINEARS.items():
+            linear = layer.get_submodule(own)
+            found = weights.find(linear)
+            assert found is not None, own
+            assert torch.equal(found.dense(), linear.weight)
+            assert found.bits == (8 if KINDS[name] == "Q8_0" else 4)
     # Not quantised in the file, so not here.
     assert weights.find(module.lm_head) is None
 

@@ -15,6 +15,7 @@ from outrider.model.blocks import BlockTable
 from outrider.model.memory_plan import plan_memory
 from outrider.model.parallel.leader import ParallelModel
 from outrider.model.tensors import unpacked
+from tests.support.gguf_files import LINEARS, Shape, write_llama
 from tests.support.models import CONTEXT, save_model
 from tests.support.ranks import ForkedRanks
 from verify_worker.config import Settings
@@ -95,6 +96,28 @@ def test_a_split_target_is_what_the_plan_says_and_says_what_a_whole_one_says(mod
         assert found.hidden.shape == (len(found.verdict.token_ids), 32)
         pair = unpacked(found.hidden), unpacked(expected.hidden)
         torch.testing.assert_close(*pair, rtol=0.02, atol=0.02)
+
+
+def test_a_split_gguf_file_stays_packed_and_is_what_the_plan_says(tmp_path: Path) -> None:
+    shape = Shape(heads=6, kv_heads=6, hidden=192, inner=192, vocabulary=288)
+    kinds = {"token_embd": "Q8_0", **dict.fromkeys(LINEARS.values(), "Q4_0")}
+    path = write_llama(tmp_path / "tiny.gguf", kinds, shape)
+    unpacked, plan = (
+        plan_memory(str(path), 2, 2**21, dtype="float32", packed=packed) for packed in (False, True)
+    )
+    whole = load_target(settings(path, tensor_parallel_size=1))
+    memory = str(plan.ranks[0].kv_bytes)
+    ranks = ForkedRanks()
+    with loaded(path, ranks, kv_memory=memory, tensor_parallel_size=2) as target:
+        reports = target.reports
+        assert [rank.weights_bytes for rank in plan.ranks] == [r.weights_bytes for r in reports]
+        assert [rank.block_bytes for rank in plan.ranks] == [r.block_bytes for r in reports]
+        assert target.model.pool.total == plan.blocks
+        # The embedding is not packed.
+        assert plan.ranks[0].weights_bytes < unpacked.ranks[0].weights_bytes / 2
+        assert target.dtype == whole.dtype == "float32-packed"
+        assert (target.fingerprint, target.numerics) == (whole.fingerprint, whole.numerics)
+        assert verified(target).verdict == verified(whole).verdict
 
 
 def test_ranks_with_other_weights_are_refused(model: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from outrider.model.loading import load_model
 from outrider.model.paged import NO_PARENT, Segment
 from outrider.model.parallel.group import Limits
 from outrider.sampling.rows import Row
-from outrider.sampling.scores import Scores
+from outrider.sampling.scores import Choosing, Scores
 from tests.support.hundred import LIMITS, say_hundred
 from tests.support.models import TOKENS, save_model, save_tokenizer
 from tests.support.ranks import alone, running
@@ -32,7 +32,7 @@ class Model(Protocol):
     @property
     def pool(self) -> BlockPool: ...
     def forward(self, segments: Any) -> torch.Tensor: ...
-    def score(self, segments: Any, rows: Any, whole: Any, token_count: int) -> Scores: ...
+    def score(self, segments: Any, choosing: Choosing) -> Scores: ...
     def keep_paths(self, kept: Any) -> None: ...
 
 
@@ -98,7 +98,7 @@ def generate(model: Model, steps: int) -> list[int | None]:
             for tokens, table in zip(sequences, tables, strict=True)
         ]
         rows = [Row(s, list(t), (), 10) for s, t in zip(samplings, sequences, strict=True)]
-        targets = model.score(segments, rows, [], TOKENS).targets
+        targets = model.score(segments, Choosing(rows, [], TOKENS)).targets
         for r, (tokens, table) in enumerate(zip(sequences, tables, strict=True)):
             token = targets[r]
             assert token is not None
@@ -192,7 +192,9 @@ def test_rows_are_whole_where_they_are_asked_for(models: Path) -> None:
     rows = [Row(SamplingParams(temperature=0.0), PROMPT[: i + 1]) for i in range(4)]
     with running(models / "llama", 2) as ranks:
         expected, scores = (
-            model.score([Segment(PROMPT[:4], table_for(model, 4), 4)], rows, [1, 2], TOKENS)
+            model.score(
+                [Segment(PROMPT[:4], table_for(model, 4), 4)], Choosing(rows, [1, 2], TOKENS)
+            )
             for model in (one, ranks.model)
         )
         torch.testing.assert_close(scores.logits(1, 3), expected.logits(1, 3), rtol=1e-4, atol=1e-5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider.errors import ConfigError, UnsupportedModelError
+from outrider.errors import ConfigError
 from outrider.model.parallel.group import Limits, RankGroup
 from outrider.model.parallel.shards import Shard, load_shard
 from tests.support.models import save_model
@@ -126,10 +126,4 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused(llama: Path, tmp_path: Path
     whole["model.layers.1.mlp.up_proj.weight"] = torch.zeros(64, 16)
     save_file(whole, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=r"\(64, 16\), the model has \(64, 32\)"):
-        shards(tmp_path, 2)
-
-
-def test_a_gguf_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(UnsupportedModelError, match="convert it to safetensors"):
         shards(tmp_path, 2)

@@ -47,6 +47,7 @@ class Coordinator:
             model=model.name,
             model_fingerprint=model.fingerprint,
             tokenizer_fingerprint=model.tokenizer.fingerprint,
+            group=settings.group,
             trust=Trust(frozenset(settings.trust_draft_worker)),
             prefixes=PrefixLookup(PrefixDirectory(redis)),
             silence_s=settings.verify_silence_s,

@@ -15,7 +15,7 @@ LOOK_AGAIN_S = 0.1
 
 
 class DrainOrders:
-    """Tells workers to drain, or to serve again, through the registry."""
+    """Tells workers of the pool's group to drain, or to serve again, through the registry."""
 
     def __init__(self, registry: Registry, pool: WorkerPool) -> None:
         self._registry = registry
@@ -50,7 +50,7 @@ class DrainOrders:
 
     async def _workers(self, worker_id: str) -> list[WorkerRecord]:
         """The workers of that id: one, or one of each pool."""
-        listed = await self._registry.list_workers()
+        listed = await self._registry.list_workers(self._pool.group)
         found = [worker for worker in listed if worker.worker_id == worker_id]
         if not found:
             names = ", ".join(worker.worker_id for worker in listed) or "none"

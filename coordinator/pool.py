@@ -48,7 +48,8 @@ class WorkerPool:
     Only verify workers with the model's fingerprint are used. An empty `model_fingerprint` takes
     that of the first worker with the right tokenizer. New sessions also get only workers that
     compute alike (see `ModelIdentity`): like the first one that came, until none of its kind is
-    left; a session is placed again only on its own kind. `model` is the name in messages.
+    left; a session is placed again only on its own kind. `model` is the name in messages. Workers
+    of another `group` are as if they were not there.
     """
 
     def __init__(
@@ -58,12 +59,14 @@ class WorkerPool:
         model: str,
         model_fingerprint: str,
         tokenizer_fingerprint: str,
+        group: str = "",
         trust: Trust | None = None,
         prefixes: PrefixLookup | None = None,
         grace_s: float = 3.0,
         silence_s: float = 5.0,
         tls: TlsFiles | None = None,
     ) -> None:
+        self.group = group
         self.reachable = False
         self.links: dict[str, DecodeLink] = {}
         # Sessions of this coordinator by draft worker.
@@ -220,7 +223,7 @@ class WorkerPool:
     async def refresh(self) -> None:
         """Read the registry once and bring the links in line with it."""
         try:
-            listed = await self._registry.list_workers()
+            listed = await self._registry.list_workers(self.group)
         except RecordsUnavailableError as error:
             if self.reachable:
                 self._log.warning("can't read the registry", error=error.message)
@@ -343,5 +346,5 @@ class WorkerPool:
             flags = f" {target.flags}"
         return NoVerifyWorkerError(
             f"no verify worker with {wanted} is up{serving}; start one with "
-            f"`outrider verify-worker --model PATH{flags}` and the same --redis-url"
+            f"`outrider verify-worker --model PATH{flags}` and the same --redis-url and --group"
         )

@@ -160,6 +160,7 @@ class DraftWorker:
             sessions=sessions,
             draining=self._draining,
             context_len=chosen.context_len,
+            group=self._settings.group,
         )
 
 

@@ -1,4 +1,4 @@
-"""The settings that all services share: TLS to each other and to Redis."""
+"""The settings that all services share: their group, TLS to each other and to Redis."""
 
 from dataclasses import dataclass
 
@@ -28,8 +28,15 @@ class RedisTlsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings(RedisTlsSettings):
-    """How a service shows itself, and who may call it. Without the three files: plaintext."""
+    """Whom a service works with, how it shows itself, and who may call it.
 
+    Without the three files: plaintext.
+    """
+
+    group: str = setting(
+        "",
+        help="Coordinators use workers of the same group only; for several models with one Redis.",
+    )
     tls_cert: str = setting(
         "",
         help="PEM file with this service's certificate; with --tls-key and --tls-ca it speaks TLS "

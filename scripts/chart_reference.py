@@ -37,6 +37,7 @@ OWNED = {
     "draft-worker-name",
     "drafter",
     "drain-timeout-s",
+    "group",
     "host",
     "log-level",
     "metrics-port",

@@ -253,6 +253,7 @@ class VerifyWorker:
             kv_fingerprint=target.scheduler.prefixes.fingerprint,
             dtype=target.dtype,
             numerics=target.numerics,
+            group=self._settings.group,
         )
 
 

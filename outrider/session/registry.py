@@ -58,7 +58,8 @@ class WorkerRecord:
     `capacity` and `sessions` count sessions; `weight` is how many it serves well, by which they are
     shared out, 0 being as many as it takes; `context_len` counts tokens. `dtype` and `numerics`
     say how a verify worker computes, and `kv_fingerprint` (`outrider.model.prefix`) which prefixes
-    it keeps, "" being none; draft workers leave them empty.
+    it keeps, "" being none; draft workers leave them empty. Coordinators of another `group` do not
+    use the worker.
     """
 
     pool: Pool
@@ -76,6 +77,7 @@ class WorkerRecord:
     dtype: str = ""
     numerics: str = ""
     weight: int = 0
+    group: str = ""
 
     @property
     def identity(self) -> ModelIdentity:
@@ -128,8 +130,8 @@ class Registry:
             commands = [("DEL", key), ("SREM", index_key(record.pool), key)]
             await self._redis.transaction(commands)
 
-    async def list_workers(self) -> list[WorkerRecord]:
-        """Every worker that is up, by pool and id."""
+    async def list_workers(self, group: str | None = None) -> list[WorkerRecord]:
+        """Every worker that is up, or those of one group, by pool and id."""
         indexes = await self._redis.batch([("SMEMBERS", index_key(pool)) for pool in Pool])
         named = (
             (word.decode("utf-8", "replace"), pool)
@@ -152,7 +154,7 @@ class Registry:
                 logs.get(__name__).warning(
                     "can't read a worker's record", key=name, error=repr(error)
                 )
-        return records
+        return [record for record in records if group in (None, record.group)]
 
 
 def index_key(pool: Pool) -> str:
@@ -180,6 +182,7 @@ def _to_hash(record: WorkerRecord) -> dict[str, str | int]:
         "dtype": record.dtype,
         "numerics": record.numerics,
         "weight": record.weight,
+        "group": record.group,
     }
 
 
@@ -212,4 +215,5 @@ def _from_hash(key: str, fields: dict[str, str]) -> WorkerRecord:
         dtype=fields.get("dtype", ""),
         numerics=fields.get("numerics", ""),
         weight=int(fields.get("weight", 0)),
+        group=fields.get("group", ""),
     )

@@ -51,10 +51,10 @@ def redis_url() -> Iterator[str]:
 
 
 async def test_sessions_are_drafted_for_and_closed_with_their_stream(redis_url: str) -> None:
-    async with running(redis_url, "life", "--max-sessions", "3") as worker:
+    async with running(redis_url, "life", "--max-sessions", "3", "--group", "g") as worker:
         record = worker.record
         assert (record.pool, record.model, record.capacity) == (Pool.DRAFT, "ngram", 3)
-        assert record.tokenizer_fingerprint == ""
+        assert (record.tokenizer_fingerprint, record.group) == ("", "g")
 
         async def healthy() -> bool:
             return await health(record.address) == health_pb2.HealthCheckResponse.SERVING

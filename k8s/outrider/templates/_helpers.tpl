@@ -102,6 +102,11 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end }}
 {{- end }}
 
+{{/* What all parts of a model, and no other ones, have in common in Redis. */}}
+{{- define "outrider.group" -}}
+{{ .root.Release.Namespace }}/{{ .root.Release.Name }}/{{ .model }}
+{{- end }}
+
 {{/* The command line of a service, after `outrider`. */}}
 {{- define "outrider.args" -}}
 {{- $model := index .root.Values.models .model -}}
@@ -111,6 +116,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 - {{ printf "--host=%s" $values.listenAddress | quote }}
 - --port={{ .settings.port }}
 - --worker-id=$(POD_NAME)
+- --group={{ include "outrider.group" . }}
 - --drain-timeout-s={{ $values.drainSeconds }}
 - --log-level={{ $values.telemetry.logLevel }}
 {{- with $values.telemetry.metricsPort }}

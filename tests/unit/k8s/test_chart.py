@@ -120,6 +120,7 @@ def test_long_names_are_cut_and_stay_apart() -> None:
         ("verify.flags", {"dtype": "int8"}, "dtype"),
         ("verify.flags", {"max-sessions": 0}, "max-sessions"),
         ("verify.flags", {"port": 1}, "port"),
+        ("draft.flags", {"group": "mine"}, "group"),
         ("models.main.verify", {"flags": {"kv_memory": "1GiB"}}, "kv_memory"),
         ("draft.flags", {"prefill-chunk": "many"}, "prefill-chunk"),
         ("redis.url", "redis://user:secret@host:6379", "url"),

@@ -17,7 +17,15 @@ import verify_worker.config
 from outrider import rpc
 from outrider.config import command
 from tests.support import health_probe
-from tests.support.chart import FILES, Rendered, arguments_of, load_chart, values_of
+from tests.support.chart import (
+    FILES,
+    NAMESPACE,
+    RELEASE,
+    Rendered,
+    arguments_of,
+    load_chart,
+    values_of,
+)
 
 Render = Callable[[str], Rendered]
 SETTINGS = {
@@ -151,6 +159,15 @@ def test_flags_of_a_model_go_before_those_of_all(rendered: Render) -> None:
     assert settings["small", "draft-worker"].drafter == "ngram"
     assert settings["main", "coordinator"].served_name == "large"
     assert {found.redis_url for found in settings.values()} == {"redis://rel-outrider-redis:6379/0"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_all_parts_of_a_model_and_no_others_are_one_group(rendered: Render, name: str) -> None:
+    groups = {
+        (pod["metadata"]["labels"]["outrider/model"], found.group)
+        for pod, _, _, found in started(rendered(name))
+    }
+    assert groups == {(model, f"{NAMESPACE}/{RELEASE}/{model}") for model, _ in groups}
 
 
 def test_kinds_of_flags(rendered: Render) -> None:

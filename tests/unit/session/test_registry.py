@@ -25,6 +25,7 @@ RECORD = WorkerRecord(
     context_len=2048,
     dtype="bfloat16",
     numerics="invariant",
+    group="inference/chat/main",
 )
 
 
@@ -59,6 +60,19 @@ async def test_lists_what_was_announced(redis: Redis) -> None:
     later = replace(RECORD, sessions=4)
     await registry.announce(later)
     assert await registry.list_workers() == [draft, later]
+
+
+async def test_lists_one_group(redis: Redis) -> None:
+    registry = Registry(redis)
+    alone = replace(RECORD, worker_id="alone", group="")
+    for record in (RECORD, alone):
+        await registry.announce(record)
+    # Who does not speak of groups is in none.
+    await redis.command("HDEL", "outrider:worker:verify:alone", "group")
+    assert await registry.list_workers(RECORD.group) == [RECORD]
+    assert await registry.list_workers("") == [alone]
+    assert await registry.list_workers("inference/chat") == []
+    assert await registry.list_workers() == [alone, RECORD]
 
 
 async def test_a_silent_worker_expires_and_leaves_the_index(redis: Redis) -> None:

@@ -232,7 +232,7 @@ def test_the_hpa_asks_for_the_same(rendered: Render) -> None:
     assert "{as: outrider_draft_demand}" in rules
     # Prometheus has the labels by which the HPA chooses.
     relabelings = rendered("hpa").of("PodMonitor")[0]["spec"]["podMetricsEndpoints"][0]
-    targets = {one["targetLabel"] for one in relabelings["relabelings"]}
+    targets = {one.get("targetLabel") for one in relabelings["relabelings"]}
     assert set(external["metric"]["selector"]["matchLabels"]) <= targets
 
 

@@ -113,8 +113,12 @@ def test_a_release_that_can_name_no_service_is_refused(release: str) -> None:
 
 
 def test_long_names_that_begin_alike_stay_apart() -> None:
-    whole = set()
-    for release in ("team-inference-production-eu", "team-inference-production-us", "chat"):
+    whole: set[str] = set()
+    for release in (
+        "team-inference-production-region-eu",
+        "team-inference-production-region-us",
+        "chat",
+    ):
         with load_chart() as chart:
             found = Rendered(chart, values_of("minimal"), release=release)
         names = {item["metadata"]["name"] for item in found.of("StatefulSet")}

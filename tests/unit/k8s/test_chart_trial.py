@@ -20,8 +20,8 @@ def pod_of(found: Rendered) -> Manifest:
     return next(pod for item, pod in found.pods() if item["metadata"]["name"] == NAME)
 
 
-@pytest.mark.parametrize("password", ['with "quotes" and \\n', "a # b $HOME 'c'"])
-def test_a_password_may_have_any_characters(tmp_path: Path, password: str) -> None:
+def test_a_password_may_have_any_characters(tmp_path: Path) -> None:
+    password = """with "quotes", 'more', \\n, # and $HOME"""
     found = rendered_with("minimal", redis={"passwordSecret": {"name": "valkey"}})
     data = {"valkey": {"password": password.encode()}}
     pod = Pod("redis", pod_of(found), Objects(tmp_path / "volumes", data), {})

@@ -35,19 +35,21 @@ def test_a_password_may_have_any_characters(tmp_path: Path) -> None:
     )
     binary.chmod(0o755)
     command = ["/usr/bin/env", f"PATH={binary.parent}:/usr/bin:/bin", *pod.command]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
-        try:
-            with Valkey(port=port, password=password) as allowed:
-                until_it_answers(allowed, server)
-                assert allowed.set("key", "value")
-            for wrong in ("other", None):
-                with (
-                    Valkey(port=port, password=wrong) as other,
-                    pytest.raises(exceptions.AuthenticationError),
-                ):
-                    other.get("key")
-        finally:
-            server.terminate()
+    # The second time is a container that starts again: its files are still there.
+    for _ in range(2):
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+            try:
+                with Valkey(port=port, password=password) as allowed:
+                    until_it_answers(allowed, server)
+                    assert allowed.set("key", "value")
+                for wrong in ("other", None):
+                    with (
+                        Valkey(port=port, password=wrong) as other,
+                        pytest.raises(exceptions.AuthenticationError),
+                    ):
+                        other.get("key")
+            finally:
+                server.terminate()
 
 
 def until_it_answers(valkey: Valkey, server: subprocess.Popen[bytes]) -> None:

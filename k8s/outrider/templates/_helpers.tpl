@@ -4,11 +4,21 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 28 | trimSuffix "-" -}}
 {{- end }}
 
-{{/* Short enough for <fullname>-<model>-coordinator and what controllers append. */}}
+{{/*
+Short enough for <fullname>-<model>-coordinator and what controllers append. What is cut ends in a hash of the whole:
+two releases with long names that begin alike stay apart.
+*/}}
 {{- define "outrider.fullname" -}}
 {{- $chart := default .Chart.Name .Values.nameOverride -}}
 {{- $whole := ternary .Release.Name (printf "%s-%s" .Release.Name $chart) (contains $chart .Release.Name) -}}
-{{- default $whole .Values.fullnameOverride | trunc 28 | trimSuffix "-" -}}
+{{- $name := default $whole .Values.fullnameOverride -}}
+{{- if gt (len $name) 28 -}}
+{{- $name = printf "%s-%s" ($name | trunc 23 | trimSuffix "-") ($name | sha256sum | trunc 4) -}}
+{{- end -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "%q can't begin the names of Services: a letter, then letters, digits and dashes; set fullnameOverride" $name) -}}
+{{- end -}}
+{{- $name -}}
 {{- end }}
 
 {{/*
@@ -18,9 +28,9 @@ Gives YAML: name, component, model, settings (the part's values with the model's
 {{- define "outrider.part" -}}
 {{- $model := index .root.Values.models .model -}}
 {{- $settings := mustMergeOverwrite (deepCopy (index .root.Values .part)) (deepCopy (index $model .part | default dict)) -}}
-name: {{ printf "%s-%s-%s" (include "outrider.fullname" .root) .model .part }}
+name: {{ printf "%s-%s-%s" (include "outrider.fullname" .root) .model .part | quote }}
 component: {{ get (dict "coordinator" "coordinator" "verify" "verify-worker" "draft" "draft-worker") .part }}
-model: {{ .model }}
+model: {{ .model | quote }}
 part: {{ .part }}
 settings:
   {{- toYaml $settings | nindent 2 }}
@@ -38,22 +48,21 @@ settings:
 
 {{/* Never changes while a release lives: Deployments and StatefulSets can't change their selectors. */}}
 {{- define "outrider.selector" -}}
-app.kubernetes.io/name: {{ include "outrider.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "outrider.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- with .model }}
-outrider/model: {{ . }}
+outrider/model: {{ . | quote }}
 {{- end }}
 {{- end }}
 
+{{/* Labels of an object: those of the chart over "more", over commonLabels; each key once. */}}
 {{- define "outrider.labels" -}}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-{{ include "outrider.selector" . }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $own := include "outrider.selector" . | fromYaml -}}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
+{{- $_ := set $own "app.kubernetes.io/version" .root.Chart.AppVersion -}}
+{{- $_ := set $own "app.kubernetes.io/managed-by" .root.Release.Service -}}
+{{- mustMergeOverwrite (dict) .root.Values.commonLabels (.more | default dict) $own | toYaml -}}
 {{- end }}
 
 {{- define "outrider.serviceAccountName" -}}
@@ -72,10 +81,29 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{ include "outrider.fullname" . }}-redis
 {{- end }}
 
-{{/* The port in redis.url, by which its NetworkPolicy is made. */}}
-{{- define "outrider.redisPort" -}}
-{{- $host := (urlParse (.Values.redis.url | default "redis://valkey:6379" | splitList "," | first)).host -}}
-{{- regexFind ":[0-9]+$" $host | default ":6379" | trimPrefix ":" -}}
+{{/* The ports of all addresses in redis.url, by which NetworkPolicies are made, as a YAML list. */}}
+{{- define "outrider.redisPorts" -}}
+{{- $ports := list -}}
+{{- range .Values.redis.url | default "redis://valkey:6379" | splitList "," -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" (urlParse .).host | default ":6379" | trimPrefix ":" | int) -}}
+{{- end -}}
+{{- $ports | uniq | toYaml -}}
+{{- end }}
+
+{{/* The strategy of a Deployment; Recreate takes nothing beside. */}}
+{{- define "outrider.strategy" -}}
+{{- $strategy := .settings.strategy -}}
+{{- if eq ($strategy.type | default "RollingUpdate") "Recreate" -}}
+type: Recreate
+{{- else -}}
+{{- $zero := list "0" "0%" -}}
+{{- with $strategy.rollingUpdate -}}
+{{- if and (has (toString .maxSurge) $zero) (has (toString .maxUnavailable) $zero) -}}
+{{- fail (printf "models.%s: %s.strategy.rollingUpdate: maxSurge and maxUnavailable can't both be 0" $.model $.part) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $strategy -}}
+{{- end -}}
 {{- end }}
 
 {{/* Seconds from SIGTERM to the end beyond the drain, by part: last frames, and the step in hand. */}}
@@ -114,40 +142,40 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 - {{ .component }}
 {{ include "outrider.identityArgs" . }}
 - {{ printf "--host=%s" $values.listenAddress | quote }}
-- --port={{ .settings.port }}
-- --worker-id=$(POD_NAME)
-- --group={{ include "outrider.group" . }}
-- --drain-timeout-s={{ $values.drainSeconds }}
-- --log-level={{ $values.telemetry.logLevel }}
+- "--port={{ .settings.port }}"
+- "--worker-id=$(POD_NAME)"
+- "--group={{ include "outrider.group" . }}"
+- "--drain-timeout-s={{ $values.drainSeconds }}"
+- "--log-level={{ $values.telemetry.logLevel }}"
 {{- with $values.telemetry.metricsPort }}
-- --metrics-port={{ . }}
+- "--metrics-port={{ . }}"
 {{- end }}
 {{- with $values.telemetry.otlpEndpoint }}
-- --otlp-endpoint={{ . }}
+- {{ printf "--otlp-endpoint=%s" . | quote }}
 {{- end }}
 {{- if eq .part "coordinator" }}
-- --model={{ $model.target }}
+- {{ printf "--model=%s" $model.target | quote }}
 {{- with $model.servedName }}
-- --served-name={{ . }}
+- {{ printf "--served-name=%s" . | quote }}
 {{- end }}
 {{- else }}
-- --advertise-host=$(POD_IP)
+- "--advertise-host=$(POD_IP)"
 {{- end }}
 {{- if eq .part "verify" }}
-- --model={{ $model.target }}
+- {{ printf "--model=%s" $model.target | quote }}
 {{- if .settings.ray.enabled }}
-- --tensor-parallel-size={{ mul .settings.ray.hosts .settings.ray.ranksPerHost }}
-- --ray-address=127.0.0.1:6379
+- "--tensor-parallel-size={{ mul .settings.ray.hosts .settings.ray.ranksPerHost }}"
+- "--ray-address=127.0.0.1:6379"
 {{- end }}
 {{- end }}
 {{- if eq .part "draft" }}
 {{- $drafter := $model.drafter | default "ngram" }}
-- --drafter={{ $drafter }}
+- "--drafter={{ $drafter }}"
 {{- with $model.draftModel }}
-- --draft-model={{ . }}
+- {{ printf "--draft-model=%s" . | quote }}
 {{- end }}
 {{- if has $drafter (list "model" "hybrid" "early-exit") }}
-- --target={{ $model.target }}
+- {{ printf "--target=%s" $model.target | quote }}
 {{- end }}
 {{- end }}
 {{- include "outrider.flags" .settings.flags }}
@@ -158,6 +186,8 @@ runAsNonRoot: true
 runAsUser: 10001
 runAsGroup: 10001
 fsGroup: 10001
+# Not every file of a large volume is changed at each start.
+fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
 {{- end }}
@@ -293,7 +323,7 @@ ray start {{ .how }} --disable-usage-stats --include-dashboard=false
 
 {{/* The spec of a pod: the part, "containers" as YAML, and "anonymous" for one that proves itself to nobody. */}}
 {{- define "outrider.podSpec" -}}
-serviceAccountName: {{ include "outrider.serviceAccountName" . }}
+serviceAccountName: {{ include "outrider.serviceAccountName" . | quote }}
 automountServiceAccountToken: false
 # Links would be variables such as OUTRIDER_PORT, which are settings of the services.
 enableServiceLinks: false
@@ -303,10 +333,10 @@ imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .settings.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .settings.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 securityContext:
   {{- include "outrider.podSecurity" . | nindent 2 }}
@@ -333,9 +363,19 @@ tolerations:
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .settings.topologySpreadConstraints }}
+{{- if .settings.topologySpreadConstraints }}
 topologySpreadConstraints:
-  {{- toYaml . | nindent 2 }}
+  {{- toYaml .settings.topologySpreadConstraints | nindent 2 }}
+{{- else if eq .part "coordinator" }}
+topologySpreadConstraints:
+  {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  - maxSkew: 1
+    topologyKey: {{ . }}
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "outrider.selector" $ | nindent 8 }}
+  {{- end }}
 {{- end }}
 {{- end }}
 

@@ -38,11 +38,11 @@ settings:
     defaultMode: 0440
     sources:
       - secret:
-          name: {{ include "outrider.tlsSecret" . }}
+          name: {{ include "outrider.tlsSecret" . | quote }}
           items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
       - {{ ternary "configMap" "secret" (not (empty $from.configMap)) }}:
-          name: {{ $from.configMap | default $from.secret | default (include "outrider.tlsSecret" .) }}
-          items: [{key: {{ ternary $from.key "ca.crt" (not (empty (or $from.secret $from.configMap))) }}, path: ca.crt}]
+          name: {{ $from.configMap | default $from.secret | default (include "outrider.tlsSecret" .) | quote }}
+          items: [{key: {{ ternary $from.key "ca.crt" (not (empty (or $from.secret $from.configMap))) | quote }}, path: ca.crt}]
 {{- end }}
 
 {{/* The Secret and the key with the password of a part, as YAML; empty without a password. */}}
@@ -52,8 +52,8 @@ settings:
 {{- fail "redis.users.secret and redis.passwordSecret.name exclude each other" }}
 {{- end }}
 {{- if $redis.users.secret -}}
-name: {{ $redis.users.secret }}
-key: {{ (index $redis.users .part).key }}
+name: {{ $redis.users.secret | quote }}
+key: {{ (index $redis.users .part).key | quote }}
 {{- else if $redis.passwordSecret.name -}}
 {{- toYaml $redis.passwordSecret }}
 {{- end }}
@@ -94,43 +94,43 @@ key: {{ (index $redis.users .part).key }}
 {{- define "outrider.identityArgs" -}}
 {{- $values := .root.Values -}}
 {{- $names := $values.tls.names -}}
-- --redis-url={{ include "outrider.redisUrl" . }}
+- {{ printf "--redis-url=%s" (include "outrider.redisUrl" .) | quote }}
 {{- if include "outrider.redisPassword" . }}
-- --redis-password-file=/etc/outrider/redis/password
+- "--redis-password-file=/etc/outrider/redis/password"
 {{- end }}
 {{- $shown := include "outrider.redisShown" .root }}
 {{- if $values.redis.caSecret.name }}
-- --redis-ca=/etc/outrider/redis-ca/ca.crt
+- "--redis-ca=/etc/outrider/redis-ca/ca.crt"
 {{- else if not $values.redis.url | and (include "outrider.tls" .root) }}
-- --redis-ca=/etc/outrider/tls/ca.crt
+- "--redis-ca=/etc/outrider/tls/ca.crt"
 {{- end }}
 {{- if ne $shown "none" }}
 {{- $at := ternary "/etc/outrider/tls" "/etc/outrider/redis-cert" (eq $shown "part") }}
-- --redis-cert={{ $at }}/tls.crt
-- --redis-key={{ $at }}/tls.key
+- "--redis-cert={{ $at }}/tls.crt"
+- "--redis-key={{ $at }}/tls.key"
 {{- end }}
 {{- if include "outrider.tls" .root }}
-- --tls-cert=/etc/outrider/tls/tls.crt
-- --tls-key=/etc/outrider/tls/tls.key
-- --tls-ca=/etc/outrider/tls/ca.crt
+- "--tls-cert=/etc/outrider/tls/tls.crt"
+- "--tls-key=/etc/outrider/tls/tls.key"
+- "--tls-ca=/etc/outrider/tls/ca.crt"
 {{- if eq .part "coordinator" }}
-- --verify-worker-name={{ $names.verify }}
+- {{ printf "--verify-worker-name=%s" $names.verify | quote }}
 {{- if eq $values.tls.clientCertificates "none" }}
-- --tls-client-auth=none
+- "--tls-client-auth=none"
 {{- else }}
-- --allow-peer={{ $names.client }}
+- {{ printf "--allow-peer=%s" $names.client | quote }}
 {{- end }}
 {{- else if eq .part "verify" }}
-- --draft-worker-name={{ $names.draft }}
-- --allow-peer={{ $names.coordinator }}
+- {{ printf "--draft-worker-name=%s" $names.draft | quote }}
+- {{ printf "--allow-peer=%s" $names.coordinator | quote }}
 {{- else }}
-- --allow-peer={{ $names.verify }}
+- {{ printf "--allow-peer=%s" $names.verify | quote }}
 {{- end }}
 {{- else if eq $values.tls.clientCertificates "none" }}
 {{- fail "tls.clientCertificates none needs tls.mode secrets or cert-manager" }}
 {{- end }}
 {{- if and (eq .part "coordinator") $values.auth.tokensSecret.name }}
-- --tokens=/etc/outrider/tokens/tokens
+- "--tokens=/etc/outrider/tokens/tokens"
 {{- end }}
 {{- end }}
 
@@ -163,28 +163,28 @@ key: {{ (index $redis.users .part).key }}
 {{- with $values.auth.tokensSecret.name }}
 - name: tokens
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     defaultMode: 0440
-    items: [{key: {{ $values.auth.tokensSecret.key }}, path: tokens}]
+    items: [{key: {{ $values.auth.tokensSecret.key | quote }}, path: tokens}]
 {{- end }}
 {{- end }}
 {{- with include "outrider.redisPassword" . | fromYaml }}
 - name: redis-password
   secret:
-    secretName: {{ .name }}
+    secretName: {{ .name | quote }}
     defaultMode: 0440
-    items: [{key: {{ .key }}, path: password}]
+    items: [{key: {{ .key | quote }}, path: password}]
 {{- end }}
 {{- with $values.redis.caSecret.name }}
 - name: redis-ca
   secret:
-    secretName: {{ . }}
-    items: [{key: {{ $values.redis.caSecret.key }}, path: ca.crt}]
+    secretName: {{ . | quote }}
+    items: [{key: {{ $values.redis.caSecret.key | quote }}, path: ca.crt}]
 {{- end }}
 {{- if eq (include "outrider.redisShown" .root) "secret" }}
 - name: redis-cert
   secret:
-    secretName: {{ required "redis.clientCertificate.secret must be given with from secret" $values.redis.clientCertificate.secret }}
+    secretName: {{ required "redis.clientCertificate.secret must be given with from secret" $values.redis.clientCertificate.secret | quote }}
     defaultMode: 0440
     items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
 {{- end }}
@@ -206,7 +206,7 @@ exec:
     - -tls-ca-cert=/etc/outrider/tls/ca.crt
     - -tls-client-cert=/etc/outrider/tls/tls.crt
     - -tls-client-key=/etc/outrider/tls/tls.key
-    - -tls-server-name={{ index .root.Values.tls.names .part }}
+    - {{ printf "-tls-server-name=%s" (index .root.Values.tls.names .part) | quote }}
 {{- else -}}
 grpc:
   port: {{ .settings.port }}

@@ -125,6 +125,16 @@ def test_long_names_are_cut_and_stay_apart() -> None:
         ("draft.flags", {"prefill-chunk": "many"}, "prefill-chunk"),
         ("redis.url", "redis://user:secret@host:6379", "url"),
         ("redis.url", "memcached://host", "url"),
+        ("redis.url", "redis://host:6379/0?password=secret", "url"),
+        ("redis.url", "redis://host?db=1&username=me&x=1", "url"),
+        ("redis.url", "redis://a,redis://host?p%61ssword=secret", "url"),
+        ("telemetry.otlpEndpoint", "http://user:secret@host:4317", "otlpEndpoint"),
+        ("scaling.prometheusUrl", "http://user:secret@host", "prometheusUrl"),
+        ("nameOverride", "Chat", "nameOverride"),
+        ("fullnameOverride", "2024", "fullnameOverride"),
+        ("fullnameOverride", "chat.v2", "fullnameOverride"),
+        ("networkPolicy.dnsPorts", [0], "dnsPorts"),
+        ("redis.trial.nodeSelector", ["small"], "nodeSelector"),
         ("telemetry.metricsPort", 70000, "metricsPort"),
         ("telemetry.logLevel", "loud", "logLevel"),
         ("drainSeconds", "30s", "drainSeconds"),
@@ -171,6 +181,7 @@ def test_zero_replicas_need_keda(more: dict[str, Any], said: str) -> None:
 
 
 SECRETS = {"tls": {"mode": "secrets"}, "redis": {"trial": {"tlsSecret": "r"}}}
+NO_METRICS = {"telemetry": {"metricsPort": 0}}
 PARTS = {part: {"tlsSecret": part} for part in ("coordinator", "verify", "draft")}
 
 
@@ -226,8 +237,60 @@ PARTS = {part: {"tlsSecret": part} for part in ("coordinator", "verify", "draft"
             {"monitoring": {"serviceMonitor": {"enabled": True}}, "telemetry": {"metricsPort": 0}},
             "telemetry.metricsPort",
         ),
+        (
+            {"draft": {"strategy": {"rollingUpdate": {"maxSurge": 0}}}},
+            "draft.strategy.rollingUpdate: maxSurge and maxUnavailable",
+        ),
+        (
+            {
+                "models": {
+                    "main": {
+                        "coordinator": {
+                            "strategy": {"rollingUpdate": {"maxSurge": "0%", "maxUnavailable": 0}}
+                        }
+                    }
+                }
+            },
+            "coordinator.strategy.rollingUpdate: maxSurge and maxUnavailable",
+        ),
+        *(
+            ({part: {"autoscaling": {"scaler": scaler} | more}} | beside, f"{part}.{said}")
+            for scaler, part, more, beside, said in (
+                ("hpa", "draft", {"minReplicas": 9}, {}, "autoscaling.minReplicas"),
+                ("keda", "verify", {"minReplicas": 5}, {}, "autoscaling.minReplicas"),
+                ("hpa", "draft", {"target": 0.0004}, {}, "autoscaling.target"),
+                ("keda", "draft", {}, NO_METRICS, "autoscaling.scaler needs"),
+            )
+        ),
+        ({"ingress": {"enabled": True}}, "ingress.enabled needs a model with a host"),
+        (
+            {"route": {"enabled": True, "parentRefs": [{"name": "g"}]}},
+            "route.enabled needs a model with a host",
+        ),
+        ({"models": {"main": {"fetch": {"image": "i"}}}}, "models.main: volume and fetch"),
+        (
+            {
+                "models": {"client": {"target": "/m"}},
+                "tls": {"mode": "cert-manager", "certManager": {"clients": ["verify"]}},
+            },
+            "models.client",
+        ),
     ],
 )
 def test_values_that_do_not_fit_are_refused(more: dict[str, Any], said: str) -> None:
     with load_chart() as chart, pytest.raises(helm_python.HelmRenderError, match=said):
         chart.render(over(values_of("minimal"), more), name="r", namespace="n")
+
+
+def test_what_is_made_anew_takes_no_rolling_update() -> None:
+    with load_chart() as chart:
+        found = Rendered(
+            chart,
+            over(values_of("minimal"), {"draft": {"strategy": {"type": "Recreate"}}}),
+        )
+    strategies = {i["metadata"]["name"]: i["spec"]["strategy"] for i in found.of("Deployment")}
+    assert strategies["rel-outrider-main-draft"] == {"type": "Recreate"}
+    assert strategies["rel-outrider-main-coordinator"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+    }

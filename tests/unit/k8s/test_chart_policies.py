@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.chart import FILES, NAMESPACE, Manifest, Rendered, load_chart, values_of
+from tests.support.chart import (
+    FILES,
+    NAMESPACE,
+    Manifest,
+    Rendered,
+    load_chart,
+    rendered_with,
+    values_of,
+)
 
 Render = Callable[[str], Rendered]
 COMPONENT, MODEL = "app.kubernetes.io/component", "outrider/model"
@@ -220,7 +228,15 @@ def test_keda_asks_for_the_signal_of_its_own_pool(rendered: Render) -> None:
     assert (trigger["threshold"], trigger["activationThreshold"]) == ("0.7", "0")
     # No answer of Prometheus is not the same as no demand.
     assert trigger["ignoreNullValues"] == "false"
-    assert scaler["spec"]["fallback"]["replicas"] == 1
+
+
+def test_without_prometheus_no_pool_gets_smaller(rendered: Render) -> None:
+    drafts = rendered("keda").named("ScaledObject", "rel-outrider-main-draft")["spec"]
+    wanted = {"failureThreshold": 3, "replicas": 1, "behavior": "currentReplicasIfHigher"}
+    assert drafts["fallback"] == wanted
+    keda = {"autoscaling": {"scaler": "keda"}}
+    for item in rendered_with("minimal", coordinator=keda, verify=keda).of("ScaledObject"):
+        assert "fallback" not in item["spec"]
 
 
 def test_the_hpa_asks_for_the_same(rendered: Render) -> None:
@@ -232,7 +248,7 @@ def test_the_hpa_asks_for_the_same(rendered: Render) -> None:
     assert "{as: outrider_draft_demand}" in rules
     # Prometheus has the labels by which the HPA chooses.
     relabelings = rendered("hpa").of("PodMonitor")[0]["spec"]["podMetricsEndpoints"][0]
-    targets = {one["targetLabel"] for one in relabelings["relabelings"]}
+    targets = {one.get("targetLabel") for one in relabelings["relabelings"]}
     assert set(external["metric"]["selector"]["matchLabels"]) <= targets
 
 
@@ -255,6 +271,41 @@ def test_ports_are_those_of_the_addresses(host: str, redis_port: int, otlp_port:
         # DNS comes first, what a service calls on its own behalf last or before.
         assert ports[1] == redis_port
         assert ports[-1] == otlp_port
+
+
+def test_all_addresses_of_redis_can_be_reached() -> None:
+    redis = {"url": "redis://a:6379,redis://b:6380/0,redis://[fd00::1],rediss://c:6380/0"}
+    for _, spec in policies(rendered_with("minimal", redis=redis)):
+        ports = [port["port"] for rule in spec["egress"] for port in rule["ports"]]
+        # DNS is before, what a service calls behind.
+        assert ports[2:4] == [6379, 6380]
+        assert ports.count(6379) == ports.count(6380) == 1
+
+
+def test_dns_is_asked_where_its_pods_listen() -> None:
+    network = {"dnsPorts": [53, 5353]}
+    for component, spec in policies(rendered_with("minimal", networkPolicy=network)):
+        if component == "redis":
+            continue
+        ports = [(port["port"], port["protocol"]) for port in spec["egress"][0]["ports"]]
+        assert sorted(ports) == [(53, "TCP"), (53, "UDP"), (5353, "TCP"), (5353, "UDP")]
+
+
+def test_coordinators_are_spread_where_there_is_room(rendered: Render) -> None:
+    for name in ("minimal", "two-models", "everything-on"):
+        for item, pod in rendered(name).pods():
+            spread = pod["spec"].get("topologySpreadConstraints", [])
+            assert bool(spread) is (pod["metadata"]["labels"][COMPONENT] == "coordinator")
+            for one in spread:
+                assert one["whenUnsatisfiable"] == "ScheduleAnyway"
+                if name != "everything-on":
+                    assert one["labelSelector"] == item["spec"]["selector"]
+            assert len(spread) in ({0, 1} if name == "everything-on" else {0, 2})
+
+
+def test_a_large_volume_is_not_walked_at_each_start(rendered: Render) -> None:
+    for _, pod in rendered("everything-on").pods():
+        assert pod["spec"]["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
 
 
 def test_a_service_monitor_sees_every_part_once(rendered: Render) -> None:

@@ -85,10 +85,9 @@ class Drafts:
         if session.drafter is None:
             return []
         worker = self.workers[session.drafter.worker_id]
-        if worker.latency.seconds and not draft_lens[0]:
+        if stakes.sessions > 1 and worker.latency.seconds and not draft_lens[0]:
             others = self._asking(session.drafter)
-            choice = worker.choose(session.record, stakes, draft_lens, others)
-            if not choice.draft_len:
+            if not worker.choose(session.record, stakes, draft_lens, others).draft_len:
                 return []
         return self.open(session)
 
@@ -169,7 +168,9 @@ class Drafts:
         """Whether it may see what drafts would have been worth, should none be."""
         if session.drafter is None or len(session.tokens) < session.look_at_len:
             return False
-        return now_s >= self.workers[session.drafter.worker_id].look_from_s
+        # One that is alone takes time from nobody else.
+        from_s = self.workers[session.drafter.worker_id].look_from_s
+        return len(self._sessions) == 1 or now_s >= from_s
 
     def _is_shared(self, choice: draft_length.Choice, stakes: policy.Stakes) -> bool:
         """Whether enough of the batch drafts that the wait pays for those, too, that don't.

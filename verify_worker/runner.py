@@ -55,6 +55,8 @@ class Runner:
     def _run_alone(self, work: Work) -> Result:
         try:
             return self._run([work])[0]
+        except RankLostError:
+            raise  # after a step that failed on rank 0 the others are told to end
         except Exception as error:
             _LOG.exception("session failed", session_id=work.session.session_id)
             return InternalError(f"the target model failed on this session: {error}")

@@ -110,7 +110,7 @@ def test_looking_takes_a_small_share_of_the_drafters_time() -> None:
     worker = where_no_draft_pays()
     for number in range(8):
         worker.start(f"{number}", new=200)
-    began_s = worker.now
+    began_s = worker.scheduler.drafts.workers[DRAFTER.worker_id].look_from_s = worker.now
     looks = 0
     for _ in range(150):
         for sid, session in worker.scheduler.sessions.items():
@@ -121,6 +121,18 @@ def test_looking_takes_a_small_share_of_the_drafters_time() -> None:
         if not worker.step():
             worker.now = max(worker.now, worker.scheduler.wake_at_s(worker.now) or worker.now)
     assert 1 <= looks <= 1 + (worker.now - began_s) * 0.01 / 0.02
+
+
+def test_one_that_is_alone_looks_whatever_that_takes() -> None:
+    worker = where_no_draft_pays()
+    worker.scheduler.drafts.workers[DRAFTER.worker_id].look_from_s = float("inf")
+    session = worker.scheduler.sessions["before"]
+    for _ in range(300):
+        if session.want is not None and session.looks:
+            return
+        if not worker.step():
+            worker.now = max(worker.now, worker.scheduler.wake_at_s(worker.now) or worker.now)
+    raise AssertionError("it never looks again")
 
 
 def test_plain_rounds_are_not_reckoned_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

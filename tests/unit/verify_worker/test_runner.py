@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.errors import InternalError, NumericsError
+from outrider.errors import InternalError, NumericsError, RankLostError
 from outrider.messages import (
     Draft,
     DraftWorkerRef,
@@ -181,6 +181,23 @@ def test_one_session_that_breaks_the_forward_fails_alone(
     target.run()
     assert isinstance(target.failures["s2"].error, InternalError)
     assert len(target.tokens["s1"]) == len(target.tokens["s3"]) == 8
+
+
+def test_no_session_is_blamed_when_rank_0_fails_and_the_others_end_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target(load_model(str(save_model(tmp_path))))
+    for sid in ("s1", "s2"):
+        target.start(sid, PROMPTS[sid], 8, SamplingParams())
+    ends: list[Exception] = [MemoryError("no room"), RankLostError("rank 0 ended the group")]
+
+    def failing(segments: Any) -> StepOutput:
+        raise ends.pop(0)
+
+    monkeypatch.setattr(target.paged, "step", failing)
+    with pytest.raises(RankLostError, match="ended the group"):
+        target.run()
+    assert not target.failures
 
 
 def test_case_22_padding_ids_never_come_out(tmp_path: Path) -> None:

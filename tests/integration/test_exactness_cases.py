@@ -20,8 +20,11 @@ from outrider.local.commands import StackSettings
 from outrider.local.stack import LocalStack
 from outrider.messages import FinishReason, TokenOrigin
 from tests.support.drafters import with_loud_padding, with_other_padding
+from tests.support.forked_worker import ForkedCommands
 from tests.support.models import EOS, TOKENS, VOCABULARY, save_model
 
+# Ranks that the target is split over.
+SIZES, RANKS = (1, 2), "ranks={}"
 DRAFT_LEN = 4
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 # Ids whose text is one lower-case letter each.
@@ -41,8 +44,11 @@ def drafter(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_other_padding(target, where, rows=VOCABULARY + 32, noise=0.05)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(target: Path, drafter: Path) -> AsyncIterator[AsyncClient]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=SIZES, ids=RANKS.format)
+async def client(
+    target: Path, drafter: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[AsyncClient]:
+    ranks = ("--tensor-parallel-size", str(request.param)) if request.param > 1 else ()
     settings = StackSettings(
         model=str(target),
         drafter="model",
@@ -50,9 +56,9 @@ async def client(target: Path, drafter: Path) -> AsyncIterator[AsyncClient]:
         threads=1,
         k=format_draft_length(DRAFT_LEN),
         trust_drafts=True,
-        verify_flags=("--draft-wait-s", "60"),
+        verify_flags=("--draft-wait-s", "60", *ranks),
     )
-    stack = LocalStack(settings)
+    stack = LocalStack(settings, commands=ForkedCommands(settings))
     async with stack, AsyncClient(stack.address) as connected:
         yield connected
 

@@ -1,24 +1,17 @@
 """A verify worker's scheduler and runner on two ranks: the text is that of one."""
 
-import random
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from bench.tiny import write_model
 from outrider.errors import RankLostError
-from outrider.exactness.law import law_of, tempered
-from outrider.exactness.reference import load_reference
-from outrider.exactness.statistics import chi_square
 from outrider.messages import Draft, LogprobOptions, SamplingParams
 from outrider.model.loading import load_model
 from outrider.model.parallel.group import Limits
 from tests.support.models import TOKENS, save_model
 from tests.support.ranks import running
 from tests.support.stepping import Said, Stepper
-from verify_worker.runner import Runner
 
 NEW = 20
 DRAFT_LEN = 4
@@ -86,39 +79,6 @@ def test_sessions_with_trees_say_the_same_on_two_ranks(path: Path) -> None:
     for sid in ("s1", "s4"):
         own, others = found[sid].logprobs, expected[sid].logprobs
         assert [e.logprob for e in own] == pytest.approx([e.logprob for e in others], abs=1e-4)
-
-
-def test_outcomes_of_two_ranks_follow_the_law(tmp_path: Path) -> None:
-    model = write_model(tmp_path, letters=6, scale=5.0)
-    prompt, temperature, samples = (0, 1, 2, 3), 0.7, 1500
-    law = law_of(load_reference(str(model)), prompt, 3, tempered(temperature))
-    chance = random.Random(7)
-    with running(model, 2, blocks=200) as ranks:
-        worker = Stepper(
-            ranks.model,
-            draft_len=2,
-            draft_wait_s=60,
-            vocab_size=6,
-            max_sessions=96,
-            step_tokens=512,
-        )
-        worker.runner = Runner(ranks.model, 6)
-        for number in range(samples):
-            sampling = SamplingParams(temperature=temperature, seed=chance.getrandbits(64))
-            worker.start(f"{number}", prompt, 3, sampling)
-        while True:
-            for session in worker.wanting:
-                assert session.want is not None
-                draft = [chance.randrange(6) for _ in range(session.want.draft_len)]
-                worker.propose(session, Draft(tuple(draft)))
-            if not worker.step():
-                break
-    outcomes = Counter(tuple(said.tokens) for said in worker.said.values())
-    result = chi_square(outcomes, law)
-    assert result.samples == samples
-    assert result.classes > 50
-    assert worker.scheduler.counters.speculation.accepted_tokens > samples // 10
-    assert result.p_value > 0.001
 
 
 def test_a_lost_rank_is_no_fault_of_a_session(path: Path) -> None:

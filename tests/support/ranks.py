@@ -1,6 +1,5 @@
 """The ranks of a split model as real processes; rank 0 is the test."""
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
@@ -22,16 +21,9 @@ from outrider.model.parallel.group import Limits, RankGroup
 from outrider.model.parallel.leader import ParallelModel
 from outrider.model.parallel.member import Member
 from outrider.model.parallel.shards import load_shard
+from tests.support.rank_processes import context
 from verify_worker.ranks import RankJob, follow_job
 
-# What is imported late, each time anew if not before the processes begin.
-_LATE = [
-    "outrider.model.compiled.decoder",
-    *(
-        f"transformers.models.{family}.modeling_{family}"
-        for family in ("llama", "qwen3", "gemma2", "gpt_neox")
-    ),
-]
 # Others use the machine too: no test waits this long unless something is broken.
 _PATIENT = Limits(start_s=120.0, step_s=120.0)
 
@@ -73,7 +65,7 @@ def running(
     with TemporaryDirectory() as where:
         store = f"{where}/store"
         others = [
-            _context().Process(
+            context().Process(
                 target=_run_follower, args=(str(path), store, rank, size, blocks, limits, options)
             )
             for rank in range(1, size)
@@ -115,7 +107,7 @@ class ForkedRanks:
     def run(self, job: RankJob) -> None:
         """Start the others."""
         self.others = [
-            _context().Process(
+            context().Process(
                 target=_follow_job, args=(replace(job, **self._swap.get(rank, {})), rank)
             )
             for rank in range(1, job.size)
@@ -171,10 +163,3 @@ def _follow_job(job: RankJob, rank: int) -> None:
     if job.model == "":
         os._exit(3)  # it does not even get to its error
     follow_job(job, rank, "127.0.0.1", torch.device("cpu"))
-
-
-def _context() -> Any:
-    """Processes that begin with everything imported."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.support.ranks", *_LATE])
-    return context

@@ -9,6 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.distributed import FileStore
@@ -22,6 +23,7 @@ from outrider.model.parallel.leader import ParallelModel
 from outrider.model.parallel.member import Member
 from outrider.model.parallel.shards import load_shard
 from tests.support.rank_processes import context
+from verify_worker import ranks
 from verify_worker.ranks import RankJob, follow_job
 
 # Others use the machine too: no test waits this long unless something is broken.
@@ -98,6 +100,7 @@ class ForkedRanks:
     def __init__(self, swap: dict[int, Any] | None = None) -> None:
         self.others: list[BaseProcess] = []
         self.address, self.threads = "127.0.0.1", 1
+        self._told: Any = context().SimpleQueue()
         self._swap = swap or {}
 
     def place(self) -> torch.device:
@@ -108,12 +111,17 @@ class ForkedRanks:
         """Start the others."""
         self.others = [
             context().Process(
-                target=_follow_job, args=(replace(job, **self._swap.get(rank, {})), rank)
+                target=_follow_job,
+                args=(replace(job, **self._swap.get(rank, {})), rank, self._told),
             )
             for rank in range(1, job.size)
         ]
         for process in self.others:
             process.start()
+
+    def page_bytes(self) -> list[int]:
+        """What each of the others has allocated for KV, in their order; waits for those to come."""
+        return [size for _, size in sorted(self._told.get() for _ in self.others)]
 
     def loss(self) -> str:
         """How each has ended."""
@@ -159,7 +167,22 @@ def _run_follower(path: str, store: str, rank: int, size: int, *others: Any) -> 
     follow(member)
 
 
-def _follow_job(job: RankJob, rank: int) -> None:
+def page_bytes(paged: PagedModel) -> int:
+    """What its pages take, by the memory behind their tensors."""
+    pages = paged.pages
+    memory = [tensor.untyped_storage() for tensor in (*pages.rows, *pages.keys, *pages.values)]
+    return sum({each.data_ptr(): each.nbytes() for each in memory}.values())
+
+
+def _follow_job(job: RankJob, rank: int, told: Any) -> None:
     if job.model == "":
         os._exit(3)  # it does not even get to its error
+    ready = ranks._ready
+
+    def tell(*others: Any) -> Any:
+        member, own = ready(*others)
+        told.put((rank, page_bytes(member.paged)))
+        return member, own
+
+    mock.patch.object(ranks, "_ready", tell).start()
     follow_job(job, rank, "127.0.0.1", torch.device("cpu"))

@@ -13,11 +13,12 @@ from outrider.errors import ConfigError, RankLostError, UnsupportedModelError
 from outrider.messages import Draft, Endings, SamplingParams, SpeculationOptions
 from outrider.model.blocks import BlockTable
 from outrider.model.memory_plan import plan_memory
+from outrider.model.paged import PagedModel
 from outrider.model.parallel.leader import ParallelModel
 from outrider.model.tensors import unpacked
 from tests.support.gguf_files import LINEARS, Shape, write_llama
 from tests.support.models import CONTEXT, save_model
-from tests.support.ranks import ForkedRanks
+from tests.support.ranks import ForkedRanks, page_bytes
 from verify_worker.config import Settings
 from verify_worker.ranks import RankReport, agree
 from verify_worker.state import Decided, Plan, Session, Work
@@ -69,6 +70,14 @@ def verified(target: Target) -> Decided:
     return result
 
 
+def allocated(target: Target, ranks: ForkedRanks | None = None) -> list[int]:
+    """Bytes of the pages of every rank."""
+    model = target.model
+    own = model._member.paged if isinstance(model, ParallelModel) else model
+    assert isinstance(own, PagedModel)
+    return [page_bytes(own), *(ranks.page_bytes() if ranks else [])]
+
+
 def test_a_split_target_is_what_the_plan_says_and_says_what_a_whole_one_says(model: Path) -> None:
     # On four ranks two have one KV head.
     plan = plan_memory(str(model), 4, 2**20, dtype="float32")
@@ -84,6 +93,11 @@ def test_a_split_target_is_what_the_plan_says_and_says_what_a_whole_one_says(mod
         assert [rank.block_bytes for rank in plan.ranks] == [
             report.block_bytes for report in target.reports
         ]
+        pages = allocated(target, ranks)
+        assert pages == [rank.block_bytes * plan.blocks for rank in plan.ranks]
+        # Each of two KV heads is there twice.
+        (of_whole,) = allocated(whole)
+        assert sum(pages) / plan.blocks == 2 * of_whole / whole.model.pool.total
         # No rank ever holds the whole of it.
         all_bytes = plan_memory(str(model), 1, 2**20, dtype="float32").ranks[0].weights_bytes
         assert max(report.peak_bytes for report in target.reports) < 0.6 * all_bytes
@@ -113,6 +127,10 @@ def test_a_split_gguf_file_stays_packed_and_is_what_the_plan_says(tmp_path: Path
         assert [rank.weights_bytes for rank in plan.ranks] == [r.weights_bytes for r in reports]
         assert [rank.block_bytes for rank in plan.ranks] == [r.block_bytes for r in reports]
         assert target.model.pool.total == plan.blocks
+        pages = allocated(target, ranks)
+        assert pages == [rank.block_bytes * plan.blocks for rank in plan.ranks]
+        (of_whole,) = allocated(whole)
+        assert sum(pages) / plan.blocks == of_whole / whole.model.pool.total
         # The embedding is not packed.
         assert plan.ranks[0].weights_bytes < unpacked.ranks[0].weights_bytes / 2
         assert target.dtype == whole.dtype == "float32-packed"

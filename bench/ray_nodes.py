@@ -22,14 +22,15 @@ class Placed:
 
 
 @contextmanager
-def two_nodes() -> Iterator[str]:
-    """The address of a cluster of two nodes with one CPU each."""
+def two_nodes(*, spare: int = 0) -> Iterator[str]:
+    """The address of a cluster of two nodes with one CPU each, and so many that are spare."""
     made: Any = Cluster
     node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
     head = {**node, "include_dashboard": False, "_system_config": {"worker_niceness": 0}}
     cluster = made(initialize_head=True, head_node_args=head)
     try:
-        cluster.add_node(**node)
+        for _ in range(1 + spare):
+            cluster.add_node(**node)
         cluster.wait_for_nodes()
         yield str(cluster.address)
     finally:

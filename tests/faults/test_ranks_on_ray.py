@@ -5,16 +5,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import pytest_asyncio
 import torch
 
 from bench.cluster import Cluster, Size
-from bench.ray_nodes import Placed, all_taken, events, placed, two_nodes
+from bench.ray_nodes import all_taken, events, placed, two_nodes
 from bench.tiny import write_model
 from outrider.client import AsyncClient, Completion
 from outrider.errors import ConfigError
@@ -32,7 +35,7 @@ SPLIT, WHOLE = "verify-1", "verify-2"
 
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
-    with two_nodes() as address:
+    with two_nodes(spare=1) as address:
         yield address
 
 
@@ -61,82 +64,13 @@ async def say(client: AsyncClient, number: int) -> Completion:
     ).complete()
 
 
-async def incarnation(client: AsyncClient, name: str) -> str:
-    """Of a worker that is up and takes sessions; "" while there is none."""
-    for worker in (await client.status()).workers:
-        if worker.worker_id == name and worker.connected and not worker.draining:
-            return worker.incarnation
-    return ""
-
-
-async def gone(client: AsyncClient) -> bool:
-    return not await incarnation(client, SPLIT)
-
-
 async def sessions_on(client: AsyncClient, name: str) -> int:
     workers = (await client.status()).workers
     return sum(worker.sessions for worker in workers if worker.worker_id == name)
 
 
-async def test_sessions_go_on_when_a_rank_on_another_node_is_killed_or_stopped(
-    ray_address: str, model: Path
-) -> None:
-    split = ("verify_worker", "--tensor-parallel-size", "2", "--ray-address", ray_address)
-    spread = ("--ray-strategy", "spread", "--rank-timeout-s", "2")
-    stack = StackSettings(
-        model=str(model),
-        threads=1,
-        k="fixed:3",
-        verify_flags=("--forward", "lean", "--kv-memory", "4MiB", "--no-calibrate"),
-    )
-    pace = ("bench.paced_worker", "0.03")
-    cluster = Cluster(
-        stack,
-        size=Size(coordinators=1, draft_workers=1),
-        stand_ins={SPLIT: (*pace, *split[1:], *spread), WHOLE: pace},
-    )
-    async with cluster, AsyncClient(cluster.addresses) as client:
-        log = cluster.run_dir / f"{SPLIT}.log"
-        first, second = placed(log)
-        assert first.node != second.node
-        expected = await asyncio.gather(*(say(client, number) for number in range(SESSIONS)))
-        for fault in (signal.SIGKILL, signal.SIGSTOP):
-            before = await incarnation(client, SPLIT)
-            lost = len(events(log, "the ranks start anew"))
-            running = [asyncio.create_task(say(client, number)) for number in range(SESSIONS)]
-            await until(lambda: busy(client), "sessions on the split worker")
-            victim: Placed = placed(log)[1]
-            os.kill(victim.pid, fault)
-            await until(lambda: gone(client), "coordinators take it for gone")
-            said = await asyncio.gather(*running)
-            # Unchanged, and drafts had a part in it.
-            assert [c.token_ids for c in said] == [c.token_ids for c in expected]
-            assert all(len(completion.token_ids) == NEW for completion in said)
-            assert sum(c.speculation.accepted_tokens for c in said) > NEW
-
-            async def back(before: str = before) -> bool:
-                return await incarnation(client, SPLIT) not in ("", before)
-
-            await until(back, "the split worker is back")
-            assert len(events(log, "the ranks start anew")) == lost + 1
-            assert not psutil.pid_exists(victim.pid)
-        # The new group serves, too.
-        await until(lambda: served(client, expected), "a session on the new group")
-        assert await cluster.drain(SPLIT) == 0
-
-
 async def busy(client: AsyncClient) -> bool:
     return await sessions_on(client, SPLIT) > 0
-
-
-async def served(client: AsyncClient, expected: Sequence[Completion]) -> bool:
-    again = [asyncio.create_task(say(client, number)) for number in range(SESSIONS)]
-    used = False
-    while not all(task.done() for task in again):
-        used = used or await busy(client)
-        await asyncio.sleep(0.01)
-    assert [task.result().token_ids for task in again] == [c.token_ids for c in expected]
-    return used
 
 
 async def refusal(**fields: Any) -> str:
@@ -210,3 +144,151 @@ def alive(process: psutil.Process) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A worker over both nodes, one that is whole, and what is said while nothing breaks."""
+
+    cluster: Cluster
+    client: AsyncClient
+    expected: Sequence[Completion]
+
+    @property
+    def log(self) -> Path:
+        """Of the split worker."""
+        return self.cluster.run_dir / f"{SPLIT}.log"
+
+    async def incarnation(self) -> str:
+        """Of the split worker when it is up and takes sessions; "" while it does not."""
+        for worker in (await self.client.status()).workers:
+            if worker.worker_id == SPLIT and worker.connected and not worker.draining:
+                return worker.incarnation
+        return ""
+
+    async def is_up(self) -> bool:
+        """Whether coordinators use the split worker."""
+        return await self.incarnation() != ""
+
+    async def is_gone(self) -> bool:
+        """Whether they don't."""
+        return not await self.is_up()
+
+    async def finish_under(self, fault: Callable[[], None]) -> None:
+        """Sessions are on the split worker when it comes; it is gone for them, and they go on."""
+        running = [asyncio.create_task(say(self.client, number)) for number in range(SESSIONS)]
+        await until(lambda: busy(self.client), "sessions on the split worker")
+        fault()
+        await until(self.is_gone, "coordinators take it for gone")
+        said = await asyncio.gather(*running)
+        # Unchanged, and drafts had a part in it.
+        assert [c.token_ids for c in said] == [c.token_ids for c in self.expected]
+        assert all(len(completion.token_ids) == NEW for completion in said)
+        assert sum(c.speculation.accepted_tokens for c in said) > NEW
+
+    async def lose_group(self, fault: Callable[[], None]) -> None:
+        """The same, and the worker comes back by itself, as another one."""
+        before = await self.incarnation()
+        lost = len(events(self.log, "the ranks start anew"))
+        await self.finish_under(fault)
+
+        async def back() -> bool:
+            assert self.cluster.process(SPLIT).running
+            return await self.incarnation() not in ("", before)
+
+        await until(back, "the split worker is back")
+        assert len(events(self.log, "the ranks start anew")) == lost + 1
+
+    async def serves(self) -> bool:
+        """Whether sessions came to the split worker, too; all say what they have to say."""
+        again = [asyncio.create_task(say(self.client, number)) for number in range(SESSIONS)]
+        used = False
+        while not all(task.done() for task in again):
+            used = used or await busy(self.client)
+            await asyncio.sleep(0.01)
+        assert [task.result().token_ids for task in again] == [c.token_ids for c in self.expected]
+        return used
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(ray_address: str, model: Path) -> AsyncIterator[Stack]:
+    split = ("--tensor-parallel-size", "2", "--ray-address", ray_address)
+    spread = ("--ray-strategy", "spread", "--rank-timeout-s", "2")
+    settings = StackSettings(
+        model=str(model),
+        threads=1,
+        k="fixed:3",
+        verify_flags=("--forward", "lean", "--kv-memory", "4MiB", "--no-calibrate"),
+    )
+    pace = ("bench.paced_worker", "0.03")
+    cluster = Cluster(
+        settings,
+        size=Size(coordinators=1, draft_workers=1),
+        stand_ins={SPLIT: (*pace, *split, *spread), WHOLE: pace},
+    )
+    async with cluster, AsyncClient(cluster.addresses) as client:
+        expected = await asyncio.gather(*(say(client, number) for number in range(SESSIONS)))
+        yield Stack(cluster, client, expected)
+
+
+def actors() -> list[psutil.Process]:
+    """The processes of Ray that hold a rank or a place, on both nodes."""
+    return [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if alive(process) and "Actor" in " ".join(process.cmdline())
+    ]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+async def test_sessions_go_on_when_a_rank_on_another_node_is_killed_or_stopped(
+    stack: Stack, fault: signal.Signals
+) -> None:
+    first, second = placed(stack.log)
+    assert first.node != second.node
+    await stack.lose_group(partial(os.kill, second.pid, fault))
+    assert not psutil.pid_exists(second.pid)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_sessions_go_on_when_rank_0_is_stopped_and_later_may_go_on(stack: Stack) -> None:
+    await stack.finish_under(lambda: stack.cluster.pause(SPLIT))
+    stack.cluster.go_on(SPLIT)
+    await until(stack.is_up, "the split worker is back")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_sessions_go_on_when_rank_0_is_killed_and_nothing_is_left_of_the_group(
+    stack: Stack,
+) -> None:
+    worker = stack.cluster.process(SPLIT)
+    assert len(actors()) == 2
+    await stack.finish_under(partial(os.kill, worker.pid, signal.SIGKILL))
+    assert await worker.wait() == -signal.SIGKILL
+    await until(lambda: not actors(), "nothing of the group is left")
+    await stack.cluster.start_process(SPLIT)
+    await until(stack.is_up, "the next one is there")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_sessions_go_on_when_a_node_is_gone_and_the_group_comes_back_on_another(
+    stack: Stack,
+) -> None:
+    lost = placed(stack.log)[1]
+    raylet = psutil.Process(lost.pid).parent()
+    assert raylet is not None
+    assert raylet.name() == "raylet"
+    node = [raylet, *raylet.children(recursive=True)]
+
+    def lose_node() -> None:
+        for process in node:
+            process.kill()
+
+    await stack.lose_group(lose_node)
+    assert not any(map(alive, node))
+    assert placed(stack.log)[1].node not in {lost.node, placed(stack.log)[0].node}
+    # The last group serves as the first, and ends in order.
+    await until(stack.serves, "a session on the new group")
+    assert await stack.cluster.drain(SPLIT) == 0
+    await until(lambda: not actors(), "nothing of it is left")

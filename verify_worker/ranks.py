@@ -218,7 +218,8 @@ def _own_logits(job: RankJob, shard: Shard, group: RankGroup) -> OwnLogits | Non
         together = gather_vocabulary(logits, each, group)
         return logits if together is None else together[:, : shard.model.vocab_size]
 
-    own = OwnLogits.of(shard.model, whole)
+    with group.watched(starting=True):
+        own = OwnLogits.of(shard.model, whole)
     if job.packs:
         # Exactly first; in fewer bits rounding would hide a fault.
         _check_unpacked(shard, group, own)

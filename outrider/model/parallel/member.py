@@ -76,14 +76,13 @@ class Member:
     @torch.inference_mode()
     def run(self, order: Order) -> Answer | None:
         """Run the rows and answer; None on all ranks but 0."""
-        output = self.paged.step(order.segments)
-        self.group.settle()
-        wanted = order.wanted
-        whole = self._gather_whole(output, wanted)
-        parts: list[torch.Tensor] | None = []
-        if wanted.greedy or wanted.drawn:
-            parts = self.group.gather(candidates(output.logits, self._begin, wanted))
-        self.group.settle()
+        with self.group.watched():
+            output = self.paged.step(order.segments)
+            wanted = order.wanted
+            whole = self._gather_whole(output, wanted)
+            parts: list[torch.Tensor] | None = []
+            if wanted.greedy or wanted.drawn:
+                parts = self.group.gather(candidates(output.logits, self._begin, wanted))
         if self.group.rank or whole is None or parts is None:
             return None
         return Answer(whole, parts, output.hidden)

@@ -123,6 +123,10 @@ class ForkedRanks:
         for process in self.others:
             process.start()
 
+    def ended(self) -> bool:
+        """Whether one has ended."""
+        return not all(process.is_alive() for process in self.others)
+
     def loss(self) -> str:
         """How each has ended."""
         for process in self.others:

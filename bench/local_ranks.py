@@ -30,6 +30,10 @@ class LocalRanks:
         for process in self._others:
             process.start()
 
+    def ended(self) -> bool:
+        """Whether one has ended."""
+        return not all(process.is_alive() for process in self._others)
+
     def loss(self) -> str:
         """How each has ended."""
         for process in self._others:

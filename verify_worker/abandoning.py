@@ -9,10 +9,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
-    """What it gives; the process may end before it does, unlike with the threads of a pool.
+def begin(call: Callable[[], T], *, stays: bool = False) -> Future[T]:
+    """What it will give; the process may end before it does, unlike with the threads of a pool.
 
-    Who has cancelled what comes back hears no more of it; the call goes on.
+    A thread that `stays` does so when the call has ended: processes that it has started may be
+    told to end with it.
     """
     done: Future[T] = Future()
 
@@ -23,6 +24,16 @@ def in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
             done.set_result(call())
         except BaseException as fault:
             done.set_exception(fault)
+        if stays:
+            threading.Event().wait()
 
     threading.Thread(target=run, name="loading", daemon=True).start()
-    return asyncio.wrap_future(done)
+    return done
+
+
+def in_thread(call: Callable[[], T], *, stays: bool = False) -> asyncio.Future[T]:
+    """`begin`, for the event loop.
+
+    Who has cancelled what comes back hears no more of it; the call goes on.
+    """
+    return asyncio.wrap_future(begin(call, stays=stays))

@@ -4,10 +4,12 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
 
 from outrider import logs, rpc, service
 from outrider.callers import COORDINATOR_NAME
@@ -33,6 +35,7 @@ from verify_worker.streams import Streams, deliver
 from verify_worker.target import Target, load_target
 from verify_worker.tracing import SessionSpans
 
+T = TypeVar("T")
 SERVICE_NAME = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 _STREAM_GRACE_S = 2.0
 # What loading may take to end by itself where it is not wanted any more.
@@ -86,7 +89,9 @@ class VerifyWorker:
                 if target is not None:
                     await self._serve(target, here, stop)
                 return
-            ranks = await asyncio.to_thread(open_ranks, settings)
+            ranks = await self._open_ranks(stop)
+            if ranks is None:
+                return
             _take_signals_back()
             try:
                 while not stop.is_set():
@@ -118,15 +123,39 @@ class VerifyWorker:
         finally:
             await asyncio.to_thread(ranks.clear)
 
+    async def _open_ranks(self, stop: asyncio.Event) -> Ranks | None:
+        """Ray; None if `stop` came before it. Raises as `_unless_stopped`."""
+        # What Ray starts would end with the thread that has started it.
+        opening = in_thread(lambda: open_ranks(self._settings), stays=True)
+        ranks = await self._unless_stopped(opening, stop)
+        if ranks is not None and stop.is_set():
+            await asyncio.to_thread(ranks.close)
+            return None
+        return ranks
+
     async def _load(self, stop: asyncio.Event, ranks: Ranks | None) -> Target | None:
-        """The loaded target; None if `stop` came before it.
+        """The loaded target; None if `stop` came before it. Raises as `_unless_stopped`."""
+
+        def load() -> Target:
+            _release_memory()
+            return load_target(self._settings, ranks)
+
+        # What waits for ranks has an end, too, once they have ended.
+        hurry = None if ranks is None else ranks.clear
+        target = await self._unless_stopped(in_thread(load), stop, hurry)
+        return None if stop.is_set() else target
+
+    async def _unless_stopped(
+        self,
+        loading: asyncio.Future[T],
+        stop: asyncio.Event,
+        hurry: Callable[[], None] | None = None,
+    ) -> T | None:
+        """What loading gives; it gets little time when `stop` comes, and may give nothing then.
 
         Raises:
-            Abandoned: that was so, and loading goes on for long.
+            Abandoned: it goes on for long after `stop`.
         """
-        # What is left of weights and pages before must not be there beside the new ones.
-        gc.collect()
-        loading = in_thread(lambda: load_target(self._settings, ranks))
         stopped = asyncio.create_task(stop.wait())
         waiting: set[asyncio.Future[Any]] = {loading, stopped}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -134,16 +163,14 @@ class VerifyWorker:
             stopped.cancel()
             return loading.result()
         self._log.info("stopped while loading")
-        if ranks is not None:
-            # What waits for them has an end, too.
-            await asyncio.to_thread(ranks.clear)
+        if hurry is not None:
+            await asyncio.to_thread(hurry)
         await asyncio.wait({loading}, timeout=_LOADING_GRACE_S)
         if not loading.done():
             loading.cancel()
             raise service.Abandoned
         # There is no one left to tell of a fault.
-        loading.exception()
-        return None
+        return loading.result() if loading.exception() is None else None
 
     async def _serve(self, target: Target, here: _Here, stop: asyncio.Event) -> None:
         settings, server = self._settings, here.server
@@ -284,6 +311,13 @@ def open_ranks(settings: Settings) -> Ranks:
             start_s=settings.rank_start_s,
         )
     )
+
+
+def _release_memory() -> None:
+    """Let go of weights and pages before, which must not be there beside the new ones."""
+    gc.collect()
+    # Else torch keeps their memory, which counts as used. Does nothing where CUDA is not in use.
+    torch.cuda.empty_cache()
 
 
 def _take_signals_back() -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from outrider.callers import DRAFT_WORKER_NAME
 from outrider.config import setting
 from outrider.draft_length import parse_draft_length
+from outrider.errors import ConfigError
 from outrider.logs import LEVELS
 from outrider.memory import parse_bytes
 from outrider.service_settings import ServiceSettings
@@ -133,3 +134,25 @@ class Settings(ServiceSettings):
         parse_draft_length(self.k)
         if self.kv_memory != AUTO:
             parse_bytes(self.kv_memory)
+        if self.tensor_parallel_size > 1:
+            self._check_split()
+
+    def _check_split(self) -> None:
+        """What can't be kept over several ranks is refused before any is started."""
+        over = f"over {self.tensor_parallel_size} ranks"
+        if self.device not in ("cpu", "cuda"):
+            raise ConfigError(
+                f"--device {self.device} can't be had {over}: Ray gives each rank a device of its "
+                "own; use --device cuda, with CUDA_VISIBLE_DEVICES set for Ray if it is to be "
+                "certain GPUs, or --device cpu"
+            )
+        if self.numerics != "fast":
+            raise ConfigError(
+                f"--numerics {self.numerics} is not kept {over}: the order of sums over ranks "
+                "depends on the rows of a step; use --numerics fast"
+            )
+        if self.forward == "compiled":
+            raise ConfigError(
+                f"--forward {self.forward} can't be split {over}: it knows no other ranks; use "
+                "--forward auto"
+            )

@@ -26,6 +26,8 @@ def budget_bytes(wanted: str, device: torch.device) -> int:
     if wanted != AUTO:
         return parse_bytes(wanted)
     if device.type == "cuda":
+        # What torch keeps of freed weights for itself is free, too.
+        torch.cuda.empty_cache()
         return int(CUDA_SHARE * torch.cuda.mem_get_info(device)[0])
     if device.type == "cpu":
         return min(int(CPU_SHARE * available_bytes()), CPU_MOST)

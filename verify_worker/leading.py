@@ -1,13 +1,20 @@
 """Rank 0 of a split target: it has the others started, meets them, and loads with them."""
 
+from collections.abc import Callable
+from concurrent.futures import wait
+from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from outrider.errors import RankLostError
 from outrider.model.parallel.group import Limits, RankGroup, open_store
+from verify_worker.abandoning import begin
 from verify_worker.config import Settings
 from verify_worker.ranks import Led, RankJob, lead_job
+
+# How often it is seen whether a rank has ended while others are waited for.
+_LOOK_S = 0.05
 
 
 class Ranks(Protocol):
@@ -29,6 +36,10 @@ class Ranks(Protocol):
 
     def run(self, job: RankJob) -> None:
         """Start the others on a job (see `verify_worker.ranks.follow_job`)."""
+        ...
+
+    def ended(self) -> bool:
+        """Whether one of the others has ended, or all were `clear`ed; does not wait for it."""
         ...
 
     def loss(self) -> str:
@@ -57,7 +68,7 @@ def lead(settings: Settings, ranks: Ranks, most_blocks: int) -> Led:
     address, size = ranks.address, settings.tensor_parallel_size
     store = open_store(address, settings.rank_port, size, leads=True, limits=limits)
     job = RankJob(
-        model=settings.model,
+        model=_absolute(settings.model),
         size=size,
         dtype=settings.dtype,
         numerics=settings.numerics,
@@ -73,10 +84,33 @@ def lead(settings: Settings, ranks: Ranks, most_blocks: int) -> Led:
     )
     ranks.run(job)
     try:
-        group = RankGroup.join(store, 0, size, address=address, device=device, limits=limits)
+        group = _joined(
+            lambda: RankGroup.join(store, 0, size, address=address, device=device, limits=limits),
+            ranks,
+        )
         return lead_job(job, group, most_blocks)
     except RankLostError as error:
         raise RankLostError(f"{error.message} ({ranks.loss()})") from error
+
+
+def _joined(join: Callable[[], RankGroup], ranks: Ranks) -> RankGroup:
+    """The group, once all have met.
+
+    Raises:
+        RankLostError: not all came in time, or one has ended before that; who waits for it would
+            not learn of it, and goes on to wait in a thread of its own.
+    """
+    joining = begin(join)
+    while not joining.done():
+        wait([joining], timeout=_LOOK_S)
+        if not joining.done() and ranks.ended():
+            raise RankLostError("a rank ended before all had met")
+    return joining.result()
+
+
+def _absolute(model: str) -> str:
+    """Where a checkpoint is, for processes that are started in another directory."""
+    return str(Path(model).absolute()) if Path(model).exists() else model
 
 
 def limits_of(settings: Settings) -> Limits:

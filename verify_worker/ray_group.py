@@ -145,6 +145,14 @@ class RayRanks:
             actor.run.remote(job, rank): rank for rank, actor in enumerate(self._actors) if rank > 0
         }
 
+    def ended(self) -> bool:
+        """Whether one of the others has ended, or all were `clear`ed; does not wait for it."""
+        refs = list(self._running)
+        try:
+            return not refs or bool(ray.wait(refs, num_returns=1, timeout=0)[0])
+        except Exception:
+            return True  # Ray itself is gone, and they with it
+
     def loss(self) -> str:
         """Which ranks have ended and why, as far as Ray knows within a few seconds."""
         refs = list(self._running)

@@ -29,7 +29,8 @@ from verify_worker.kv_memory import (
     statement,
 )
 from verify_worker.leading import Ranks, lead
-from verify_worker.ranks import CHECK_BLOCKS, RankReport
+from verify_worker.rank_reports import RankReport
+from verify_worker.ranks import CHECK_BLOCKS
 from verify_worker.runner import Runner
 from verify_worker.scheduler import Limits, Scheduler
 

@@ -5,23 +5,27 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider import rpc
 from outrider.errors import RankLostError
 from outrider.local.ports import take_port
+from outrider.model.parallel.shards import Shard, load_shard
 from outrider.pb.v1 import verify_pb2, verify_pb2_grpc
 from outrider.service import Abandoned
 from tests.support.models import save_model
 from tests.support.ranks import ForkedRanks
 from tests.support.valkey import new_valkey
 from verify_worker import app
+from verify_worker import ranks as ranks_module
 from verify_worker.app import VerifyWorker
 from verify_worker.config import Settings
 from verify_worker.target import Target, load_target
@@ -39,13 +43,28 @@ class Gate:
         self.open = threading.Event()
         self.open.set()
         self.closed = False
+        self._left: list[weakref.ref[object]] = []
+        self._released = 0
 
     def load(self, *arguments: Any) -> Target:
+        assert self._released == self.loads + 1
         self.loads += 1
         self.open.wait()
         if self.closed:
             raise RankLostError("the test is over")
-        return load_target(*arguments)
+        target = load_target(*arguments)
+        self._left.append(weakref.ref(target.model))
+        return target
+
+    def load_shard(self, *arguments: Any, **options: Any) -> Shard:
+        shard = load_shard(*arguments, **options)
+        self._left.append(weakref.ref(shard.model.module))
+        return shard
+
+    def release(self) -> None:
+        """Torch gives back only what nothing holds on to."""
+        assert [left() for left in self._left] == [None] * 2 * self.loads
+        self._released += 1
 
 
 class Asked:
@@ -94,6 +113,8 @@ async def test_it_answers_while_its_ranks_start_anew_and_ends_when_it_is_told_to
     gate, ranks, stop = Gate(), ForkedRanks(), asyncio.Event()
     monkeypatch.setattr(app, "load_target", gate.load)
     monkeypatch.setattr(app, "open_ranks", lambda _: ranks)
+    monkeypatch.setattr(ranks_module, "load_shard", gate.load_shard)
+    monkeypatch.setattr(torch.cuda, "empty_cache", gate.release)
     monkeypatch.setattr(app, "_LOADING_GRACE_S", 0.1)
     port = take_port("127.0.0.1", 0)
     with new_valkey() as valkey:
@@ -105,6 +126,7 @@ async def test_it_answers_while_its_ranks_start_anew_and_ends_when_it_is_told_to
             kv_memory="1MiB",
             calibrate=False,
             tensor_parallel_size=2,
+            rank_port=take_port("127.0.0.1", 0),
         )
         running = asyncio.create_task(VerifyWorker(settings, "v").run(stop))
         async with rpc.open_channel(f"127.0.0.1:{port}") as channel:
@@ -165,3 +187,33 @@ async def test_a_worker_that_is_stopped_while_it_loads_ends() -> None:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_worker_that_is_stopped_while_ray_starts_ends(
+    monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    ranks, stop = ForkedRanks(), asyncio.Event()
+    begun, go_on, closed = asyncio.Event(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def open_ranks(_: Settings) -> ForkedRanks:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait()
+        return ranks
+
+    monkeypatch.setattr(app, "open_ranks", open_ranks)
+    monkeypatch.setattr(app, "_LOADING_GRACE_S", 0.1 if late else 60.0)
+    monkeypatch.setattr(ranks, "close", closed.set)
+    settings = Settings(model="m", redis_url="redis://r", tensor_parallel_size=2)
+    running = asyncio.create_task(VerifyWorker(settings, "v").run(stop))
+    await begun.wait()
+    stop.set()
+    if late:
+        # It takes for ever: the process ends without it.
+        with pytest.raises(Abandoned):
+            await running
+    go_on.set()
+    if not late:
+        await running
+        assert closed.is_set()

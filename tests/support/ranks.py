@@ -123,6 +123,10 @@ class ForkedRanks:
         """What each of the others has allocated for KV, in their order; waits for those to come."""
         return [size for _, size in sorted(self._told.get() for _ in self.others)]
 
+    def ended(self) -> bool:
+        """Whether one has ended."""
+        return not all(process.is_alive() for process in self.others)
+
     def loss(self) -> str:
         """How each has ended."""
         for process in self.others:

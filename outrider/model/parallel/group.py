@@ -7,9 +7,8 @@ makes it fail after a time limit. Ranks that lost one another can't know who is 
 group that failed once stays failed.
 """
 
-import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Self, TypeVar
@@ -18,6 +17,7 @@ import torch
 from torch import distributed
 
 from outrider.errors import RankLostError
+from outrider.model.parallel.watch import CudaQueue, Queue, Watch
 from outrider.model.parallel.wires import Wires
 
 T = TypeVar("T")
@@ -27,8 +27,6 @@ _DISTRIBUTED: Any = distributed
 # What a rank can tell rank 0 of itself.
 REPORT_BYTES = 4096
 _LENGTH_BYTES = 8
-# Between two looks at whether a device is done.
-_LOOK_S = 2e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +45,8 @@ class Limits:
 class RankGroup:
     """One rank's side of the group; every rank makes the same calls in the same order.
 
+    `queue` is the device's if tensors go over NCCL: sums and gathers return before they are done.
+
     Raises (all methods): RankLostError, when another rank is gone or stands still.
     """
 
@@ -59,6 +59,7 @@ class RankGroup:
         device: torch.device,
         limits: Limits,
         wires: Wires | None = None,
+        queue: Queue | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -66,6 +67,7 @@ class RankGroup:
         self._control = control
         self._data = data
         self._wires = wires
+        self._watch = None if queue is None else Watch(queue, data.abort, limits.step_s)
         self._failed = ""
         self._start = timedelta(seconds=limits.start_s)
         self._step = timedelta(seconds=limits.step_s)
@@ -92,9 +94,10 @@ class RankGroup:
         store.set_timeout(start)
         try:
             control = _gloo(_DISTRIBUTED.PrefixStore("control", store), rank, size, address, start)
-            data = control
+            data, queue = control, None
             if device.type == "cuda":
                 torch.cuda.set_device(device)
+                queue = CudaQueue(device)
                 data = _nccl(_DISTRIBUTED.PrefixStore("data", store), rank, size, limits)
             wires = Wires.meet(store, rank, size, address, limits.start_s)
         except (RuntimeError, OSError) as error:
@@ -102,7 +105,11 @@ class RankGroup:
                 f"rank {rank} of {size} did not meet all others within {limits.start_s:g} s: "
                 f"{_first_line(error)}"
             ) from error
-        return cls(rank, size, control, data, device, limits, wires)
+        return cls(rank, size, control, data, device, limits, wires, queue)
+
+    def __del__(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
 
     @property
     def failed(self) -> str:
@@ -115,10 +122,10 @@ class RankGroup:
         Its connections are closed, so that the others learn of it at once.
         """
         self._failed = self._failed or reason
-        if self.device.type == "cuda" and self._data is not None:
+        if self._watch is not None:
             # Else its kernels wait for the others for ever, and the device with them.
-            with suppress(RuntimeError):
-                self._data.abort()
+            self._watch.abort()
+            self._watch.close()
         self._control = self._data = None
         if self._wires is not None:
             self._wires.close()
@@ -131,6 +138,7 @@ class RankGroup:
         options = _DISTRIBUTED.AllreduceOptions()
         options.timeout = self._step
         self._wait(lambda: self._data.allreduce([x], options))
+        self._mark()
         return x
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor] | None:
@@ -140,24 +148,36 @@ class RankGroup:
         options = _DISTRIBUTED.GatherOptions()
         options.rootRank, options.timeout = 0, self._step
         self._wait(lambda: self._data.gather([parts] if parts else [], [x], options))
+        self._mark()
         return parts or None
 
-    def settle(self) -> None:
-        """Wait until this rank's device has done what it was given so far.
+    @contextmanager
+    def watched(self, *, starting: bool = False) -> Iterator[None]:
+        """Within this the device may be waited for, in any way: that has an end if a rank is lost.
 
-        Whatever copies from the device would wait too, but for ever where another rank is lost.
+        On leaving it the device is done. On CUDA all of a step that needs other ranks has to be in
+        one of these: a sum returns at once there, and its device stands still in place of it. More
+        than `Limits.step_s` (`start_s` while `starting`) at one sum or gather, with the computing
+        before it, is taken for a loss; see `Watch`.
         """
-        if self.device.type != "cuda":
-            return  # sums and gathers have waited
-        event: Any = torch.cuda.Event  # it has no hints
-        done = event()
-        done.record()
-        late_s = time.monotonic() + self._step.total_seconds()
-        while not done.query():
-            if time.monotonic() > late_s:
-                self.fail(f"a step took longer than {self._step.total_seconds():g} s")
-                raise RankLostError(f"rank {self.rank} of {self.size}: {self._failed}")
-            time.sleep(_LOOK_S)
+        if self._watch is None:
+            yield  # sums and gathers have waited
+            return
+        limit_s = (self._start if starting else self._step).total_seconds()
+        fault: Exception | None = None
+        try:
+            with self._watch.over(limit_s):
+                yield
+        except Exception as error:
+            # What a device gives once its connection was given up may lead to anything.
+            if not self._watch.expired:
+                raise
+            fault = error
+        if self._watch.expired:
+            self.fail(f"its device stood still for more than {limit_s:g} s")
+            raise RankLostError(
+                f"rank {self.rank} of {self.size} lost another one: {self._failed}"
+            ) from fault
 
     # --- messages ---------------------------------------------------------------------------
 
@@ -199,6 +219,10 @@ class RankGroup:
     def _connected(self) -> Wires:
         assert self._wires is not None, "this rank has joined"
         return self._wires
+
+    def _mark(self) -> None:
+        if self._watch is not None:
+            self._watch.mark()
 
     def _wait(self, start: Callable[[], Any]) -> None:
         self._guard(lambda: start().wait())
@@ -253,7 +277,7 @@ def _gloo(store: Any, rank: int, size: int, address: str, start: timedelta) -> A
 
 def _nccl(store: Any, rank: int, size: int, limits: Limits) -> Any:
     # Only a last resort: NCCL's own watchdog ends a process that waits longer than this. It is
-    # `settle` that finds out in time.
+    # `watched` that finds out in time.
     nccl = _DISTRIBUTED.ProcessGroupNCCL
     options = nccl.Options()
     options._timeout = timedelta(seconds=limits.start_s + limits.step_s)

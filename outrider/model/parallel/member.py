@@ -9,7 +9,7 @@ from torch.nn import functional
 from outrider.errors import UnsupportedModelError
 from outrider.model import flex
 from outrider.model.numerics import FAST, choose_numerics
-from outrider.model.paged import PagedModel
+from outrider.model.paged import Numerics, PagedModel
 from outrider.model.parallel.choosing import candidates
 from outrider.model.parallel.group import RankGroup
 from outrider.model.parallel.messages import Order, Wanted
@@ -57,13 +57,13 @@ class Member:
         Raises:
             UnsupportedModelError: such numerics or such a forward can't be split.
         """
-        if numerics != FAST and group.size > 1:
-            raise UnsupportedModelError(
-                f"--numerics {numerics} is not kept over {group.size} ranks: the order of sums "
-                f"over ranks depends on the rows of a step; use --numerics {FAST}"
-            )
-        chosen = choose_numerics(
-            numerics, shard.model, forward=forward, linears=linears, attention=attention
+        chosen = split_numerics(
+            shard,
+            group.size,
+            numerics=numerics,
+            forward=forward,
+            linears=linears,
+            attention=attention,
         )
         return cls(shard, group, PagedModel(shard.model, total_blocks, chosen))
 
@@ -76,14 +76,13 @@ class Member:
     @torch.inference_mode()
     def run(self, order: Order) -> Answer | None:
         """Run the rows and answer; None on all ranks but 0."""
-        output = self.paged.step(order.segments)
-        self.group.settle()
-        wanted = order.wanted
-        whole = self._gather_whole(output, wanted)
-        parts: list[torch.Tensor] | None = []
-        if wanted.greedy or wanted.drawn:
-            parts = self.group.gather(candidates(output.logits, self._begin, wanted))
-        self.group.settle()
+        with self.group.watched():
+            output = self.paged.step(order.segments)
+            wanted = order.wanted
+            whole = self._gather_whole(output, wanted)
+            parts: list[torch.Tensor] | None = []
+            if wanted.greedy or wanted.drawn:
+                parts = self.group.gather(candidates(output.logits, self._begin, wanted))
         if self.group.rank or whole is None or parts is None:
             return None
         return Answer(whole, parts, output.hidden)
@@ -96,6 +95,32 @@ class Member:
             own = own[list(wanted.whole)]
         parts = gather_vocabulary(own[:, : self._end - self._begin], self._each, self.group)
         return None if parts is None else parts[:, : wanted.token_count]
+
+
+def split_numerics(
+    shard: Shard,
+    size: int,
+    *,
+    numerics: str = FAST,
+    forward: str = "auto",
+    linears: str = "auto",
+    attention: str = flex.SDPA,
+) -> Numerics:
+    """The numerics of one of `size` ranks; lays its weights out anew (see `choose_numerics`).
+
+    Talks to no other rank.
+
+    Raises:
+        UnsupportedModelError: such numerics or such a forward can't be split.
+    """
+    if numerics != FAST and size > 1:
+        raise UnsupportedModelError(
+            f"--numerics {numerics} is not kept over {size} ranks: the order of sums "
+            f"over ranks depends on the rows of a step; use --numerics {FAST}"
+        )
+    return choose_numerics(
+        numerics, shard.model, forward=forward, linears=linears, attention=attention
+    )
 
 
 def gather_vocabulary(own: torch.Tensor, each: int, group: RankGroup) -> torch.Tensor | None:

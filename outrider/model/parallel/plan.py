@@ -108,10 +108,11 @@ def split_plan(module: PreTrainedModel, ranks: int) -> dict[str, Split]:
             f"{config.model_type} has no tensor-parallel plan in transformers: it can't be split "
             f"over {ranks} ranks"
         )
-    heads = config.num_attention_heads
+    heads = _size(config, "num_attention_heads", ranks)
+    inner = _size(config, "intermediate_size", ranks)
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     vocabulary, _ = untyped.get_input_embeddings().weight.shape
-    figures = Figures(heads, kv_heads, config.intermediate_size, vocabulary, ranks)
+    figures = Figures(heads, kv_heads, inner, vocabulary, ranks)
     if why := figures.obstacle():
         raise UnsupportedModelError(f"{config.model_type} can't be split: {why} ({figures})")
     found: dict[str, Split] = {}
@@ -122,6 +123,17 @@ def split_plan(module: PreTrainedModel, ranks: int) -> dict[str, Split]:
         found[name] = _split(untyped, name, child, style, figures)
     _require_head(untyped, found, figures)
     return found
+
+
+def _size(config: Any, name: str, ranks: int) -> int:
+    size = getattr(config, name, None)
+    # Some families have one for each layer.
+    if not isinstance(size, int) or size < 1:
+        raise UnsupportedModelError(
+            f"{config.model_type} can't be split over {ranks} ranks: its config has no single "
+            f"{name} that layers could be cut by"
+        )
+    return size
 
 
 def _split(model: Any, name: str, child: Any, style: str, figures: Figures) -> Split:

@@ -2,25 +2,27 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from outrider.errors import ConfigError, RankLostError, UnsupportedModelError
+from outrider.errors import ConfigError, InternalError, RankLostError, UnsupportedModelError
 from outrider.messages import Draft, Endings, SamplingParams, SpeculationOptions
 from outrider.model.blocks import BlockTable
+from outrider.model.linears.install import require_weights
 from outrider.model.memory_plan import plan_memory
 from outrider.model.paged import PagedModel
 from outrider.model.parallel.leader import ParallelModel
+from outrider.model.parallel.shards import Shard, load_shard
 from outrider.model.tensors import unpacked
 from tests.support.gguf_files import LINEARS, Shape, write_llama
 from tests.support.models import CONTEXT, save_model
 from tests.support.ranks import ForkedRanks, page_bytes
+from verify_worker import ranks as ranks_module
 from verify_worker.config import Settings
-from verify_worker.ranks import RankReport, agree
+from verify_worker.ranks import RankJob
 from verify_worker.state import Decided, Plan, Session, Work
 from verify_worker.target import Target, load_target
 
@@ -30,6 +32,17 @@ PROMPT = [(7 * i) % 251 for i in range(40)]
 def settings(model: Path, **fields: Any) -> Settings:
     values = {"kv_memory": "1MiB", "calibrate": False, "tensor_parallel_size": 2, **fields}
     return Settings(model=str(model), redis_url="", forward="lean", **values)
+
+
+class Nobody(ForkedRanks):
+    """Ranks that are never there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs: list[RankJob] = []
+
+    def run(self, job: RankJob) -> None:
+        self.jobs.append(job)
 
 
 @contextmanager
@@ -151,11 +164,23 @@ def test_a_rank_without_the_checkpoint_is_named(model: Path, tmp_path: Path) -> 
         pass
 
 
-def test_a_rank_that_ends_before_it_joins_is_told_in_time(model: Path) -> None:
+def test_a_rank_that_ends_before_it_joins_is_told_at_once(model: Path) -> None:
+    # Longer than tests may take.
+    assert settings(model).rank_start_s > 200
     ranks = ForkedRanks({1: {"model": ""}})
-    lost = pytest.raises(RankLostError, match=r"within 2 s.*exit codes \[3\]")
-    with lost, loaded(model, ranks, rank_start_s=2.0):
+    told = r"a rank ended before all had met \(exit codes \[3\]\)"
+    with pytest.raises(RankLostError, match=told), loaded(model, ranks):
         pass
+
+
+def test_ranks_that_never_come_are_given_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Nobody()
+    monkeypatch.chdir(model.parent)
+    told = pytest.raises(RankLostError, match=r"did not meet all others within 1 s")
+    with told, loaded(Path(model.name), ranks, rank_start_s=1.0):
+        pass
+    # They may run in another directory.
+    assert [job.model for job in ranks.jobs] == [str(model)]
 
 
 def test_what_can_not_be_split_is_refused_by_all(tmp_path: Path) -> None:
@@ -166,22 +191,36 @@ def test_what_can_not_be_split_is_refused_by_all(tmp_path: Path) -> None:
         pass
 
 
-def report(rank: int, **fields: Any) -> RankReport:
-    values = {"fingerprint": "f", "block_bytes": 100, "budget_bytes": 10_000, **fields}
-    return RankReport(rank=rank, host=str(values.pop("host", "h")), **values)
+def test_any_fault_of_loading_is_told_by_its_rank(model: Path) -> None:
+    ranks = ForkedRanks({1: {"model": None}})
+    told = pytest.raises(ConfigError, match=r"rank 1 on .*: TypeError: .*NoneType")
+    with told, loaded(model, ranks):
+        pass
 
 
-def test_ranks_agree_on_the_least() -> None:
-    reports = [report(0), report(1, budget_bytes=700), report(2, block_bytes=50)]
-    assert agree(reports, 1000, "1MiB") == 7
-    assert agree(reports, 5, "1MiB") == 5
-    # What is free on a host is there once, however many see it.
-    assert agree([report(0), report(1)], 1000, "auto") == 50
-    assert agree([report(0), report(1, host="other")], 1000, "auto") == 100
-    with pytest.raises(ConfigError, match="a block of KV takes"):
-        agree([report(0), report(1, budget_bytes=10)], 1000, "1MiB")
-    with pytest.raises(ConfigError, match="rank 1 on h: no file"):
-        agree([report(0), replace(report(1), error="no file")], 1000, "1MiB")
+def test_what_is_free_is_looked_at_when_weights_are_laid_out(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards: list[Shard] = []
+    budgets: list[str] = []
+
+    def load(*arguments: Any, **options: Any) -> Shard:
+        shards.append(load_shard(*arguments, **options))
+        return shards[-1]
+
+    def budget(wanted: str, device: torch.device) -> int:
+        budgets.append(f"{wanted} on {device}")
+        # Laid out anew, weights are the module's no more.
+        with pytest.raises(InternalError):
+            require_weights(shards[0].model.module)
+        return 2**20
+
+    monkeypatch.setattr(ranks_module, "load_shard", load)
+    monkeypatch.setattr(ranks_module, "budget_bytes", budget)
+    with loaded(model, ForkedRanks(), kv_memory="auto") as target:
+        # The other rank, a process of its own, has more.
+        assert target.model.pool.total == 2**20 // 2 // target.reports[0].block_bytes
+    assert budgets == ["auto on cpu"]
 
 
 def test_how_many_sessions_a_worker_serves_well(model: Path) -> None:

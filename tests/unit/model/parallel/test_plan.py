@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Phi3Config, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, CodeGenConfig, Phi3Config, Qwen3MoeConfig
 
 from outrider.errors import UnsupportedModelError
 from outrider.model.parallel.plan import Kind, Split, split_plan, vocabulary_range
@@ -77,6 +77,12 @@ def test_what_cannot_be_shared_out_is_refused(
 def test_a_family_without_a_plan_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="gpt2 has no tensor-parallel plan"):
         split_plan(empty(FAMILIES["gpt2"]()), 2)
+
+
+def test_a_family_without_an_inner_size_is_refused() -> None:
+    config = CodeGenConfig(vocab_size=272, n_embd=32, n_layer=1, n_head=4, rotary_dim=4)
+    with pytest.raises(UnsupportedModelError, match=r"codegen can't be split .*intermediate_size"):
+        split_plan(empty(config), 2)
 
 
 _SMALL = {

@@ -27,6 +27,7 @@ from bench.engine import VerifyEngine
 from bench.local_ranks import LocalRanks
 from bench.rank_memory import memory_report
 from bench.rank_overlap import overlap_report
+from bench.rank_rows import rows_report
 from bench.rank_spent import Arrivals, Spent
 from bench.report import Bar, Report, progress
 from bench.rounds import Spread, alternate, ratios
@@ -34,7 +35,6 @@ from bench.tiny import write_model
 from outrider.cli.models import resolve_model
 from outrider.config import CACHE, setting
 from outrider.errors import UnsupportedModelError
-from outrider.messages import SamplingParams
 from outrider.model.blocks import BlockTable
 from outrider.model.embedded import EMBEDDED_MODEL
 from outrider.model.paged import Segment
@@ -42,8 +42,6 @@ from outrider.model.parallel import leader, messages
 from outrider.model.parallel.group import RankGroup
 from outrider.model.parallel.leader import ParallelModel
 from outrider.model.parallel.outline import outline_shard
-from outrider.sampling.rows import Row
-from outrider.sampling.scores import Choosing
 
 TINY = "tiny"
 LETTERS = 24
@@ -250,50 +248,6 @@ def _logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
     return found
 
 
-def rows_report(settings: Settings, model: Any, spent: Spent) -> Report:
-    """The same rows, their tokens found where the logits are, and brought together whole."""
-    chance = random.Random(2)
-    samplings = {
-        "drawn where they are": SamplingParams(temperature=1.0, seed=1),
-        "whole rows, for top-p": SamplingParams(temperature=1.0, seed=1, top_p=0.9),
-    }
-    table = BlockTable()
-    model.pool.grow(table, settings.sessions)
-    tokens = [chance.randrange(min(model.vocab_size, 20_000)) for _ in range(settings.sessions)]
-
-    def turn(sampling: SamplingParams, _: int) -> dict[str, float]:
-        rows = [Row(sampling, tokens[: place + 1]) for place in range(len(tokens))]
-        spent.clear()
-        began = time.perf_counter()
-        choosing = Choosing(rows, [], model.vocab_size)
-        scores = model.score([Segment(tokens, table, len(rows))], choosing)
-        answered = time.perf_counter()
-        for place in range(len(rows)):
-            assert scores.targets[place] is not None
-        chosen = time.perf_counter()
-        gather = spent.collectives()[-1]  # the others are sums of the forward
-        return {
-            "step with its tokens": chosen - began,
-            "of it: wait for the other's rows": gather.waited_s,
-            "of it: gather": gather.summed_s,
-            "of it: tokens of whole rows (sort, draw)": chosen - answered,
-        }
-
-    sides = {name: partial(turn, sampling) for name, sampling in samplings.items()}
-    found = alternate(sides, 2 * settings.rounds)
-    model.pool.release(table)
-    title = f"Tokens of {settings.sessions} rows; ms, median (quartiles)"
-    columns = list(found["drawn where they are"][0])
-    report = Report(title, ["", *columns, "bytes to rank 0 from each other rank"])
-    each = -(-model.vocab_size // settings.ranks)
-    for name, size in zip(found, (24, 4 * each), strict=True):
-        spreads = [Spread.of([one[key] * 1000 for one in found[name]]) for key in columns]
-        report.rows.append([name, *spreads, settings.sessions * size])
-        figures = dict(zip(columns, (spread.median for spread in spreads), strict=True))
-        report.figures[name] = {"ms": figures, "bytes": settings.sessions * size}
-    return report
-
-
 def parts_of(turns: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """Seconds of rank 0 by turn, split so that they add up to the step.
 
@@ -373,19 +327,24 @@ def run(settings: Settings) -> None:
         # At once, not after minutes.
         compare_ranks = ranks_to_compare(path, settings.compare_ranks)
         settings = replace(settings, compare_ranks=compare_ranks)
+        # The embedded model has nine heads, which two ranks can't share: a like one has eight.
+        even = settings.model != TINY and not packed
+        if not even:
+            ranks_to_compare(path, settings.ranks)
         loading = memory_report(path, (1, 2, 4) if path.endswith(TINY) else (1, 3))
         loading.show()
         progress("comparing tokens")
         with ExitStack() as stack_of_compared:
             compared = compare(path, settings, stack_of_compared)
         progress("taking turns")
-        if settings.model != TINY and not packed:
-            # The embedded model has nine heads, which two ranks can't share.
+        if even:
             path = with_even_heads(path, where / "even")
         sides = Sides(path, settings, stack)
         report = step_report(settings, sides)
         split, _ = sides.engines[sides.split_name]
-        rows = rows_report(settings, split.model, sides.spent)
+        rows = rows_report(
+            split.model, sides.spent, sessions=settings.sessions, rounds=settings.rounds
+        )
         rows.show()
         beside = overlap_report(split.target, sides.prompts, 4 * settings.steps)
         beside.show()

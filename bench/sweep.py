@@ -46,7 +46,7 @@ class Settings:
         (2, 4, 8), many=True, at_least=1, help="Fixed draft lengths to compare with."
     )
     rounds: int = setting(5, at_least=1, help="Rounds; every way has its turn in each.")
-    in_turn: int = setting(2, at_least=1, help="Prompts of a session in a turn, one by one.")
+    in_turn: int = setting(3, at_least=2, help="Prompts of a session in a turn, one by one.")
     prompt_tokens: int = setting(256, at_least=16, help="Longest prompt, in tokens.")
     new_tokens: int = setting(64, at_least=1, help="Most tokens of an answer.")
     threads: int = setting(
@@ -161,7 +161,9 @@ async def together(
 ) -> tuple[float, list[Turn]]:
     """So many at once, a new one whenever one ends: tokens per second, and what each said.
 
-    Tokens count as long as all sessions are busy: until one ends and no prompt is left.
+    Tokens count as long as all sessions are busy: until one ends and no prompt is left. The
+    first answers are cut to lengths that differ, so that sessions are at different places of
+    their answers then, however fast each is: a prompt is paid for before its answer comes.
     """
     await client.status()  # connects
     waiting = list(enumerate(prompts))[::-1]
@@ -173,8 +175,12 @@ async def together(
         while waiting:
             number, prompt = waiting.pop()
             asked_s = time.perf_counter()
+            share = min((number + 1) / sessions, 1.0)
             stream = client.generate(
-                token_ids=prompt, max_tokens=new_tokens, temperature=0.0, speculation=speculation
+                token_ids=prompt,
+                max_tokens=math.ceil(share * new_tokens),
+                temperature=0.0,
+                speculation=speculation,
             )
             async for chunk in stream:
                 if time.perf_counter() < idle_at_s:

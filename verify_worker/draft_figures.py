@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from outrider.messages import Draft, Proposal
 from verify_worker import draft_length, policy
-from verify_worker.waiting import Latency, best_wait_s
+from verify_worker.cost import StepShape
+from verify_worker.state import Session
+from verify_worker.waiting import Awaited, Latency, best_wait_s, due_s
 
 # Tokens per second over plain steps, if proposals came at once, for which one is waited for to see
 # whether they do.
@@ -98,6 +100,23 @@ class DraftWorker:
             return max(choice.gain_s, 0.0)
         latencies = self.latency.at(max(choice.draft_len, *others, 0), self.token_s)
         return best_wait_s(latencies, choice.gain_s, choice.limit_s)
+
+    def awaited(self, session: Session, asked: Sequence[int], now_s: float) -> Awaited | None:
+        """When the proposal that a session waits for can be expected; None: nothing is known.
+
+        It is made with others; `asked` are the tokens of each.
+        """
+        want, asked_at_s = session.want, session.asked_at_s
+        if want is None or asked_at_s is None:
+            return None
+        seconds = self.latency.at(max(asked, default=0), self.token_s)
+        wait_s = want.wait_until_s - asked_at_s
+        due = due_s(seconds, now_s - asked_at_s, wait_s)
+        usual = due_s(seconds, 0.0, wait_s)
+        if due is None or usual is None:
+            return None
+        shape = StepShape.of(1 + want.draft_len, len(session.tokens) + want.draft_len)
+        return Awaited(asked_at_s + due, usual, shape)
 
     def note_cost(self, proposal: Proposal, seconds: float, longest: int) -> None:
         """What a token costs, as is reported; never more than the `seconds` that it all took.

@@ -111,6 +111,11 @@ class Record:
         self.rows += rows
         self._usual = None
 
+    def note_of_many(self, *, asked: int, levels: int, rows: int, accepted: int) -> None:
+        """As `note`, where a drafter's sessions are counted together: older drafts fade."""
+        self.fade(0.5 ** (1 / DRAFTER_HALF_LIFE_DRAFTS))
+        self.note(asked=asked, levels=levels, rows=rows, accepted=accepted)
+
     def fade(self, share: float) -> None:
         """Keep a `share` of all counts."""
         self.present.fade(share)
@@ -211,16 +216,16 @@ class Choice:
     @property
     def gain_s(self) -> float:
         """What the draft saves when it comes: plain steps, less what rows add to the step."""
-        return (self.tokens - 1) * self.plain_s - (self.step_s - self.plain_s)
+        return self.left_s(1.0)
 
     @property
     def pays(self) -> bool:
         """Whether it gives more tokens per second than plain steps."""
         return self.rate * self.plain_s > 1
 
-    def pays_for(self, sessions: float) -> bool:
-        """Whether it still does when so many sessions wait for this one's draft."""
-        return self.tokens * self.plain_s > sessions * self.wait_s + self.step_s
+    def left_s(self, spare: float) -> float:
+        """What the draft saves beyond `spare` times what its rows cost, without any wait."""
+        return (self.tokens - 1) * self.plain_s - spare * (self.step_s - self.plain_s)
 
     @property
     def price(self) -> Price:

@@ -20,7 +20,6 @@ from outrider.messages import (
     Proposal,
 )
 from verify_worker import draft_length, policy
-from verify_worker.cost import StepShape
 from verify_worker.draft_commands import DraftCommands
 from verify_worker.draft_demand import DraftDemand
 from verify_worker.draft_figures import DraftWorker, levels_of
@@ -34,7 +33,7 @@ from verify_worker.state import (
     ToCoordinator,
     Want,
 )
-from verify_worker.waiting import Awaited, due_s
+from verify_worker.waiting import Awaited, who_wait
 
 # Malformed proposals after which a draft worker is left alone.
 MALFORMED_TO_QUARANTINE = 3
@@ -106,6 +105,43 @@ class Drafts:
         session.reopened = 0
         return outputs + self.open(session)
 
+    def choose(
+        self,
+        together: Sequence[tuple[Session, tuple[int, int]]],
+        stakes: policy.Stakes,
+        now_s: float,
+    ) -> None:
+        """Choose how far the sessions of the step that has ended draft next, before any asks.
+
+        With each the fewest and the most tokens that it may ask for. Everybody waits for whoever
+        drafts, so that what they win together has to pay for it.
+        """
+        chosen: list[tuple[Session, draft_length.Choice]] = []
+        for session, draft_lens in together:
+            session.choice = choice = self._choose(session, stakes, draft_lens, now_s)
+            session.shares = bool(draft_lens[0])
+            if choice is not None and choice.draft_len:
+                chosen.append((session, choice))
+        if not any(session.shares for session, _ in chosen):
+            for index in who_wait([choice for _, choice in chosen], stakes.sessions):
+                chosen[index][0].shares = True
+
+    def _choose(
+        self, session: Session, stakes: policy.Stakes, draft_lens: tuple[int, int], now_s: float
+    ) -> draft_length.Choice | None:
+        """How far a session drafts; None when it is not to ask at all."""
+        self.demand.consider(session.appetite, session.record, stakes, draft_lens, now_s)
+        length = len(session.tokens)
+        if session.drafter is None or not draft_lens[1] or length < session.resume_at_len:
+            return None
+        if not draft_lens[0] and not self._may_ask(session, now_s):
+            return None
+        session.fade_record()
+        session.choose_at_len = length + policy.UNWILLING_TOKENS
+        worker = self.workers[session.drafter.worker_id]
+        others = self._asking(session.drafter, session)
+        return worker.choose(session.record, stakes, draft_lens, others, session.heeds_price)
+
     def ask(
         self,
         session: Session,
@@ -114,32 +150,21 @@ class Drafts:
         now_s: float,
         fixed_wait_s: float,
     ) -> int:
-        """Decide how far to draft and how long to wait for it; the tokens to ask for.
+        """Ask as far as was chosen, and decide how long to wait for it; the tokens to ask for.
 
-        `draft_lens` are the fewest and the most. Where no wait pays, one proposal is asked for
-        now and then. A session that is alone, and for which it would pay if it came at once,
-        waits for it, as long as a step takes: one that is made beside a step can be much slower.
-        Otherwise it comes too late, and shows what it would have been worth.
-        `fixed_wait_s` above 0 is waited whatever was measured.
+        Where no wait pays, one proposal is asked for now and then. A session that is alone, and
+        for which it would pay if it came at once, waits for it, as long as a step takes: one that
+        is made beside a step can be much slower. Otherwise it comes too late, and shows what it
+        would have been worth. `fixed_wait_s` above 0 is waited whatever was measured.
         """
-        asks = self._may_ask(session, now_s)
         session.ask_nothing()
         session.ready_at_s, session.asked_len = now_s, 0
-        self.demand.consider(session.appetite, session.record, stakes, draft_lens, now_s)
-        length = len(session.tokens)
-        most = draft_lens[1]
-        if session.drafter is None or not most or length < session.resume_at_len:
+        choice = session.choice
+        if choice is None or session.drafter is None:
             return 0
+        length, most = len(session.tokens), draft_lens[1]
         worker = self.workers[session.drafter.worker_id]
-        if not draft_lens[0] and not asks:
-            return 0
-        session.fade_record()
-        session.choose_at_len = length + policy.UNWILLING_TOKENS
-        others = self._asking(session.drafter)
-        choice = worker.choose(session.record, stakes, draft_lens, others, session.heeds_price)
-        session.is_willing = choice.draft_len > 0
-        pays = draft_lens[0] > 0 or self._is_shared(choice, stakes)
-        wait_s = worker.wait_s(choice, others) if pays else 0.0
+        wait_s = worker.wait_s(choice, self._asking(session.drafter)) if session.shares else 0.0
         if choice.draft_len and fixed_wait_s:
             wait_s = fixed_wait_s
         looks = not wait_s
@@ -172,37 +197,19 @@ class Drafts:
         from_s = self.workers[session.drafter.worker_id].look_from_s
         return len(self._sessions) == 1 or now_s >= from_s
 
-    def _is_shared(self, choice: draft_length.Choice, stakes: policy.Stakes) -> bool:
-        """Whether enough of the batch drafts that the wait pays for those, too, that don't.
-
-        A step is held for a draft, or leaves its session behind: somebody waits either way.
-        """
-        willing = sum(session.is_willing for session in self._sessions.values())
-        return choice.pays_for(max(stakes.sessions / max(willing, 1), 1.0))
-
-    def _asking(self, drafter: DraftWorkerRef) -> list[int]:
-        """How far the sessions draft that ask this draft worker, or just did."""
-        sessions = self._sessions.values()
-        return [one.asked_len for one in sessions if one.asked_len and one.drafter == drafter]
+    def _asking(self, drafter: DraftWorkerRef | None, but: Session | None = None) -> list[int]:
+        """How far the sessions draft that ask this draft worker, or just did; one left out."""
+        asking = (one for one in self._sessions.values() if one.asked_len and one is not but)
+        return [one.asked_len for one in asking if one.drafter == drafter]
 
     def awaited(self, waits: Sequence[Session], now_s: float) -> list[Awaited]:
         """Those of the waiting sessions whose proposals can be expected, and when."""
-        found: list[Awaited] = []
-        for session in waits:
-            want, asked_at_s = session.want, session.asked_at_s
-            if want is None or asked_at_s is None or session.drafter is None:
-                continue
-            worker = self.workers[session.drafter.worker_id]
-            seconds = worker.latency.at(
-                max(self._asking(session.drafter), default=0), worker.token_s
-            )
-            wait_s = want.wait_until_s - asked_at_s
-            due = due_s(seconds, now_s - asked_at_s, wait_s)
-            usual = due_s(seconds, 0.0, wait_s)
-            if due is not None and usual is not None:
-                shape = StepShape.of(1 + want.draft_len, len(session.tokens) + want.draft_len)
-                found.append(Awaited(asked_at_s + due, usual, shape))
-        return found
+        drafted = [(session, session.drafter) for session in waits if session.drafter is not None]
+        found = (
+            self.workers[drafter.worker_id].awaited(session, self._asking(drafter), now_s)
+            for session, drafter in drafted
+        )
+        return [one for one in found if one is not None]
 
     def note_step(
         self,
@@ -271,15 +278,13 @@ class Drafts:
         """Count what came of a draft, for the session and for its draft worker."""
         if not asked:
             return
-        levels, rows = levels_of(draft), len(draft.token_ids)
+        rows = len(draft.token_ids)
+        what = {"asked": asked, "levels": levels_of(draft), "rows": rows, "accepted": accepted}
         session.fade_record()
-        session.record.note(asked=asked, levels=levels, rows=rows, accepted=accepted)
+        session.record.note(**what)
         if session.drafter is not None:
-            record = self.workers[session.drafter.worker_id].record
-            record.fade(0.5 ** (1 / draft_length.DRAFTER_HALF_LIFE_DRAFTS))
-            record.note(asked=asked, levels=levels, rows=rows, accepted=accepted)
-        self.demand.record.fade(0.5 ** (1 / draft_length.DRAFTER_HALF_LIFE_DRAFTS))
-        self.demand.record.note(asked=asked, levels=levels, rows=rows, accepted=accepted)
+            self.workers[session.drafter.worker_id].record.note_of_many(**what)
+        self.demand.record.note_of_many(**what)
 
     def _note_late(self, session: Session, proposal: Proposal, now_s: float) -> None:
         """A proposal that was missed has come: remember how long it took and what it says."""
@@ -295,24 +300,17 @@ class Drafts:
             worker.note_held(0.0)
             worker.note_look(late.asked_at_s, proposal.draft_us / 1e6)
         self.demand.note_proposal(proposal, late.draft_len, now_s - late.asked_at_s)
-        if not proposal.draft.token_ids:
-            self._record(session, late.draft_len, proposal.draft, 0)
-        draft = proposal.draft
-        if not draft.token_ids or fault_of(draft, late.draft_len, session.rule, self._shape):
-            session.late = None
-            return
-        late.draft = draft
-        self.note_committed(session)
+        draft, session.late = proposal.draft, None
+        if not draft.token_ids:
+            self._record(session, late.draft_len, draft, 0)
+        elif not fault_of(draft, late.draft_len, session.rule, self._shape):
+            late.draft, session.late = draft, late
+            self.note_committed(session)
 
     def receive(self, worker_id: str, proposal: Proposal, now_s: float) -> list[Output]:
         """Keep a proposal that fits, drop any other; it came at `now_s`."""
-        session = self._sessions.get(proposal.session_id)
-        if (
-            session is None
-            or session.drafter is None
-            or session.drafter.worker_id != worker_id
-            or proposal.epoch != session.epoch
-        ):
+        session = self._drafted_by(worker_id, proposal)
+        if session is None:
             self._counters.stale_proposals += 1
             return []
         if layers := self.commands.layers:
@@ -346,6 +344,13 @@ class Drafts:
         session.draft = proposal.draft if proposal.draft.token_ids else None
         return []
 
+    def _drafted_by(self, worker_id: str, event: Proposal | DraftFailed) -> Session | None:
+        """The session that a draft worker speaks of, if it drafts for it."""
+        session = self._sessions.get(event.session_id)
+        if session is None or session.drafter is None or event.epoch != session.epoch:
+            return None
+        return session if session.drafter.worker_id == worker_id else None
+
     def malformed(self, worker_id: str, fault: str) -> list[Output]:
         """Count rubbish of a draft worker and leave the worker when it goes on."""
         self._counters.malformed_proposals += 1
@@ -360,13 +365,8 @@ class Drafts:
 
     def failed(self, worker_id: str, failure: DraftFailed) -> list[Output]:
         """A draft worker can't draft for one session: begin again there, or do without."""
-        session = self._sessions.get(failure.session_id)
-        if (
-            session is None
-            or session.epoch != failure.epoch
-            or session.drafter is None
-            or session.drafter.worker_id != worker_id
-        ):
+        session = self._drafted_by(worker_id, failure)
+        if session is None or session.drafter is None:
             return []
         session.reopened += 1
         if isinstance(failure.error, OverloadedError) or session.reopened > MAX_REOPENINGS:

@@ -225,9 +225,17 @@ class Scheduler:
                 case OutriderError():
                     outputs += self.fail(work.session, result)
         # When all is known of the step.
-        for work, result in zip(plan.work, outcome.results, strict=True):
-            if isinstance(result, Decided) and work.session.session_id in self.sessions:
-                outputs += self._ask(work.session, result, stakes, now_s)
+        together = [
+            (work.session, result)
+            for work, result in zip(plan.work, outcome.results, strict=True)
+            if isinstance(result, Decided) and work.session.session_id in self.sessions
+        ]
+        for session, _ in together:
+            self.drafts.note_committed(session)
+        lens = [(session, self._draft_lens(session, stakes)) for session, _ in together]
+        self.drafts.choose(lens, stakes, now_s)
+        for session, result in together:
+            outputs += self._ask(session, result, stakes, now_s)
         return outputs
 
     def fail(self, session: Session, error: OutriderError) -> list[Output]:
@@ -347,7 +355,6 @@ class Scheduler:
 
         The session goes on, so the verdict was committed whole.
         """
-        self.drafts.note_committed(session)
         lens = self._draft_lens(session, stakes)
         tokens = self.drafts.ask(session, stakes, lens, now_s, self._limits.draft_wait_s)
         return self.drafts.commands.commit(

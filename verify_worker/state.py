@@ -23,7 +23,7 @@ from outrider.model.blocks import BlockTable
 from outrider.sampling.acceptance import Verdict
 from verify_worker.cost import NOTHING, StepShape
 from verify_worker.draft_demand import Appetite
-from verify_worker.draft_length import SESSION_HALF_LIFE_TOKENS, Record
+from verify_worker.draft_length import SESSION_HALF_LIFE_TOKENS, Choice, Record
 from verify_worker.policy import Patience
 from verify_worker.waiting import Sample
 
@@ -108,8 +108,9 @@ class Session:
     resume_at_len: int = 0
     look_at_len: int = 0
     choose_at_len: int = 0
-    # Whether it would draft in a step with others that do too.
-    is_willing: bool = False
+    # How far it drafts, if that was reckoned, and whether it pays with those it steps with.
+    choice: Choice | None = None
+    shares: bool = False
     # Whether its drafter heeds prices; None as long as it has said nothing for this session.
     heeds_price: bool | None = None
     reopened: int = 0

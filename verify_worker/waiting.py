@@ -1,7 +1,8 @@
 """Whether a draft is worth its wait, and whether a step waits for drafts: no clock, no I/O.
 
-Two questions, each a pure function of what was measured:
+Three questions, each a pure function of what was measured:
 
+- `who_wait`, when sessions that stepped together could ask: who drafts, as all wait for it.
 - `best_wait_s`, when a session asks: how long to wait for the proposal before a plain step.
   Waiting costs the session seconds, a proposal saves it plain steps. 0: not worth it.
 - `hold_until_s`, when some sessions are ready and others wait: step now, or hold the step
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from verify_worker.cost import NOTHING, StepShape
+from verify_worker.draft_length import Choice
 
 # How many latencies of a draft worker count, and how much longer than the longest of those
 # that are worth it a session waits, as the next one differs a little: in latencies, and in
@@ -26,6 +28,9 @@ SLACK = 1.0
 SLACK_LIMITS = 1 / 32
 # How much of the gain that is expected counts: a guess must not cost what plain steps would not.
 TRUST = 0.95
+# How much more than it costs the drafts of a batch have to promise: of many guesses those are
+# taken that promise too much, and those who don't draft pay for them, too.
+SPARE = 1.25
 # A proposal that is due this soon is not due any more: it should be here.
 MOMENT_S = 1e-4
 # How many rounds ahead a held step is compared with one that is not.
@@ -87,6 +92,29 @@ class Latency:
 
     def _sort(self) -> None:
         self.seconds = tuple(sorted(sample.seconds for sample in self._samples))
+
+
+def who_wait(choices: Sequence[Choice], sessions: int) -> list[int]:
+    """Which of the drafts that could be asked for at once pay, with all `sessions` of a batch.
+
+    A step is held for a draft or leaves its session behind: somebody waits either way. Who
+    drafts shares the wait, which is the longest of theirs. Of the choices in the order of their
+    waits, that many are taken that most is left of what they save, after the waits of all.
+    """
+    spare = SPARE if sessions > 1 else 1.0
+    order = sorted(range(len(choices)), key=lambda index: choices[index].wait_s)
+    best, left, taken = 0.0, 0.0, []
+    found: list[int] = []
+    for index in order:
+        own = choices[index].left_s(spare)
+        if own <= 0:
+            continue
+        taken.append(index)
+        left += own
+        value = left - spare * sessions * choices[index].wait_s
+        if value > best:
+            best, found = value, list(taken)
+    return found
 
 
 def best_wait_s(latencies: Sequence[float], gain_s: float, limit_s: float) -> float:

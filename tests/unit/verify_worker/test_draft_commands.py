@@ -44,7 +44,7 @@ def where_no_draft_pays(**limits: Any) -> Worker:
             )
         if not worker.step():
             worker.now = max(worker.now, worker.scheduler.wake_at_s(worker.now) or worker.now)
-    assert not worker.scheduler.sessions["before"].is_willing
+    assert not worker.scheduler.sessions["before"].shares
     return worker
 
 

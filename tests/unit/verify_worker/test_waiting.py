@@ -7,6 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from verify_worker.cost import StepShape
+from verify_worker.draft_length import Choice
 from verify_worker.waiting import (
     SAMPLES,
     Awaited,
@@ -14,6 +15,7 @@ from verify_worker.waiting import (
     best_wait_s,
     due_s,
     hold_until_s,
+    who_wait,
 )
 
 seconds = st.floats(1e-4, 100.0)
@@ -29,6 +31,41 @@ def flat(shape: StepShape) -> float:
 
 def awaited(*due: float, latency_s: float = 0.01, rows: int = 5) -> list[Awaited]:
     return [Awaited(at, latency_s, StepShape.of(rows)) for at in due]
+
+
+def choice(tokens: float, wait_s: float, rows_s: float = 0.0) -> Choice:
+    """A draft that is expected to give so many tokens, beside plain steps of 20 ms."""
+    return Choice(4, tokens, 0.02 + rows_s, 0.02, wait_s)
+
+
+# --- who drafts, where all wait for it? -------------------------------------------------------
+
+
+def test_a_lone_session_drafts_as_soon_as_it_gains() -> None:
+    assert who_wait([choice(1.6, 0.01)], 1) == [0]
+    assert who_wait([choice(1.4, 0.01)], 1) == []
+    assert who_wait([], 1) == []
+
+
+def test_a_wait_of_all_is_paid_by_those_who_draft() -> None:
+    # Eight wait 5 ms each: 40 ms, and some to spare. A draft saves its session 20 ms.
+    one = choice(2.0, 0.005)
+    assert who_wait([one] * 2, 8) == []
+    assert who_wait([one] * 4, 8) == [0, 1, 2, 3]
+    assert who_wait([one] * 2, 2) == [0, 1]
+
+
+def test_one_that_its_rows_eat_up_does_not_draft() -> None:
+    dear = choice(2.0, 0.001, rows_s=0.019)
+    assert who_wait([dear, choice(2.0, 0.001)], 2) == [1]
+
+
+def test_late_drafts_are_left_out_where_they_hold_the_others_up() -> None:
+    early, late = choice(2.5, 0.001), choice(2.5, 0.03)
+    assert who_wait([late, early, early], 3) == [1, 2]
+    # Enough of them are worth it.
+    assert who_wait([late] * 4, 4) == []
+    assert who_wait([choice(4.0, 0.03)] * 4, 4) == [0, 1, 2, 3]
 
 
 # --- is a draft worth its wait? ---------------------------------------------------------------

@@ -72,7 +72,16 @@ class TimedModel:
             self.seconds += time.perf_counter() - began
 
     def score(self, segments: Sequence[Segment], choosing: Choosing) -> Scores:
-        """The model's own, over the forward that is timed."""
+        """The model's own, over the forward that is timed.
+
+        Of a split model all of it is: rows are brought together in it, or tokens alone.
+        """
+        if isinstance(self._model, ParallelModel):
+            began = time.perf_counter()
+            try:
+                return self._model.score(segments, choosing)
+            finally:
+                self.seconds += time.perf_counter() - began
         output = self.step(segments)
         return WholeScores(output.logits, output.hidden, choosing)
 

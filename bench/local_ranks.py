@@ -2,18 +2,22 @@
 
 import multiprocessing
 from multiprocessing.process import BaseProcess
+from unittest import mock
 
 import torch
 
+from bench.rank_spent import Arrivals
+from outrider.model.parallel.group import RankGroup
 from verify_worker.ranks import RankJob, follow_job
 
 
 class LocalRanks:
-    """See `verify_worker.leading.Ranks`."""
+    """See `verify_worker.leading.Ranks`; the others note their `arrivals` at collectives."""
 
-    def __init__(self, threads: int = 1) -> None:
+    def __init__(self, threads: int = 1, arrivals: Arrivals | None = None) -> None:
         self.address = "127.0.0.1"
         self.threads = threads
+        self._arrivals = arrivals
         self._others: list[BaseProcess] = []
 
     def place(self) -> torch.device:
@@ -24,7 +28,7 @@ class LocalRanks:
         """Start the others."""
         spawn = multiprocessing.get_context("spawn")
         self._others = [
-            spawn.Process(target=_follow, args=(job, rank), daemon=True)
+            spawn.Process(target=_follow, args=(job, rank, self._arrivals), daemon=True)
             for rank in range(1, job.size)
         ]
         for process in self._others:
@@ -52,5 +56,7 @@ class LocalRanks:
         self.clear()
 
 
-def _follow(job: RankJob, rank: int) -> None:
-    follow_job(job, rank, job.address, torch.device("cpu"))
+def _follow(job: RankJob, rank: int, arrivals: Arrivals | None) -> None:
+    wait = arrivals.watched() if arrivals is not None else RankGroup._wait
+    with mock.patch.object(RankGroup, "_wait", wait):
+        follow_job(job, rank, job.address, torch.device("cpu"))

@@ -2,14 +2,15 @@
 
 A worker's own engine, servicer and event loop with a coordinator's stream from another process;
 only the registry is missing. The processor time of the event loop is read at both ends of every
-step, so that what it does while the ranks compute is told from what it does in between.
+step, so that what it does while the ranks compute is told from what it does in between. What
+rank 0 does from its answer to the next message is timed by parts: the others have nothing to do.
 """
 
 import asyncio
 import multiprocessing
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,48 @@ from verify_worker.tracing import SessionSpans
 
 # Steps at either end that are not counted: not all sessions are in them.
 _EDGE = 4
+# What rank 0 does from one answer to the next, in order; each part ends where the next begins.
+PARTS = {
+    "decided": "decide: verdicts from the answer",
+    "applied": "apply: commit them, frames to publish",
+    "published": "publish: hand frames to the event loop",
+    "planned": "plan: messages, plan, blocks",
+    "laid out": "rows to decide",
+    "sent": "encode and send the message",
+    "answered": "the ranks' work",
+}
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When rank 0 came to the end of each of PARTS, step by step."""
+
+    marks: list[tuple[str, float]] = field(default_factory=list)
+
+    def after(self, name: str, call: Callable[..., Any], before: str = "") -> Callable[..., Any]:
+        """The call, which is the end of a part, and whose begin may be that of one `before`."""
+
+        def wrapped(*arguments: Any) -> Any:
+            if before:
+                self.marks.append((before, time.perf_counter()))
+            result = call(*arguments)
+            self.marks.append((name, time.perf_counter()))
+            return result
+
+        return wrapped
+
+    def steps(self) -> list[dict[str, float]]:
+        """Seconds of each part, from one answer to the next; they add up to the step."""
+        found: list[dict[str, float]] = []
+        last_s = 0.0
+        for name, now_s in self.marks:
+            if found:
+                found[-1][name] = found[-1].get(name, 0.0) + now_s - last_s
+            if name == "answered":
+                found.append({})
+            last_s = now_s
+        whole = [one for one in found[_EDGE : -_EDGE - 1] if one.keys() == PARTS.keys()]
+        return [{part: one[part] for part in PARTS} for one in whole]
 
 
 @dataclass(slots=True)
@@ -72,7 +115,8 @@ class WatchedRunner:
 
 def overlap_report(target: Target, prompts: Sequence[Sequence[int]], new_tokens: int) -> Report:
     """Plain sessions from start to end; the others of the target's ranks are still there then."""
-    steps = asyncio.run(_serve(target, prompts, new_tokens))
+    timeline = Timeline()
+    steps = asyncio.run(_serve(target, prompts, new_tokens, timeline))
     spreads = {key: Spread.of([step[key] * 1000 for step in steps]) for key in steps[0]}
     share = sum(step["beside"] for step in steps) / sum(step["loop"] for step in steps)
     names = {
@@ -87,13 +131,18 @@ def overlap_report(target: Target, prompts: Sequence[Sequence[int]], new_tokens:
     for key, name in names.items():
         report.rows.append([name, spreads[key]])
         report.figures[key] = {"ms": spreads[key].median}
+    parts = timeline.steps()
+    for part, said in PARTS.items():
+        spread = Spread.of([one[part] * 1000 for one in parts])
+        report.rows.append([f"  rank 0: {said}", spread])
+        report.figures[part] = {"ms": spread.median}
     report.rows.append(["  share of the event loop's time beside the ranks' work", f"{share:.0%}"])
     report.figures["share"] = share
     return report
 
 
 async def _serve(
-    target: Target, prompts: Sequence[Sequence[int]], new_tokens: int
+    target: Target, prompts: Sequence[Sequence[int]], new_tokens: int, timeline: Timeline
 ) -> list[dict[str, float]]:
     loop = asyncio.get_running_loop()
 
@@ -102,8 +151,13 @@ async def _serve(
 
     runner = WatchedRunner(target.runner, threading.get_ident())
     assert isinstance(target.model, ParallelModel)
+    _watch(target, runner, timeline)
     engine = Engine(
-        target.scheduler, runner, publish, SessionSpans(), meet_ranks=target.model.pulse
+        target.scheduler,
+        runner,
+        timeline.after("published", publish),
+        SessionSpans(),
+        meet_ranks=target.model.pulse,
     )
     identity = Identity("bench", "1")
     streams = Streams(lambda: heartbeat(engine, identity))
@@ -128,6 +182,17 @@ async def _serve(
     if coordinator.exitcode:
         raise RuntimeError("the coordinator's side failed")
     return runner.steps()
+
+
+def _watch(target: Target, runner: WatchedRunner, timeline: Timeline) -> None:
+    model: Any = target.model
+    scheduler: Any = target.scheduler
+    watched: Any = runner.inner
+    group = model._member.group
+    group.send = timeline.after("sent", group.send)
+    model.score = timeline.after("answered", model.score, before="laid out")
+    watched.run = timeline.after("decided", watched.run, before="planned")
+    scheduler.apply = timeline.after("applied", scheduler.apply)
 
 
 def _coordinate(address: str, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:

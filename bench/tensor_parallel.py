@@ -3,19 +3,18 @@
 Tokens are compared on the model itself, times taken on one of the same size with eight heads. The
 same sessions take plain steps on one rank with one thread, on one rank with two, and on two
 ranks with one thread each; the sides take turns. What rank 0 spends in the connection is timed
-there: control is the message of a step, encoded, sent and decoded; collectives are sums and
-gathers, the wait for the other rank included.
+there: control is the message of a step, encoded, sent and (by the others) decoded; of each sum
+and gather the wait for the other rank is told from the sum itself (`rank_spent`).
 """
 
 import os
 import random
 import shutil
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,20 +27,21 @@ from bench.engine import VerifyEngine
 from bench.local_ranks import LocalRanks
 from bench.rank_memory import memory_report
 from bench.rank_overlap import overlap_report
+from bench.rank_rows import rows_report
+from bench.rank_spent import Arrivals, Spent
 from bench.report import Bar, Report, progress
 from bench.rounds import Spread, alternate, ratios
 from bench.tiny import write_model
 from outrider.cli.models import resolve_model
 from outrider.config import CACHE, setting
-from outrider.messages import SamplingParams
+from outrider.errors import UnsupportedModelError
 from outrider.model.blocks import BlockTable
 from outrider.model.embedded import EMBEDDED_MODEL
 from outrider.model.paged import Segment
 from outrider.model.parallel import leader, messages
 from outrider.model.parallel.group import RankGroup
 from outrider.model.parallel.leader import ParallelModel
-from outrider.sampling.rows import Row
-from outrider.sampling.scores import Choosing
+from outrider.model.parallel.outline import outline_shard
 
 TINY = "tiny"
 LETTERS = 24
@@ -60,7 +60,9 @@ class Settings:
 
     model: str = setting(EMBEDDED_MODEL, help="The target: a path, this name, or `tiny`.")
     ranks: int = setting(2, at_least=2, help="Ranks of the split side of the comparison.")
-    compare_ranks: int = setting(3, at_least=2, help="Ranks whose tokens are compared with one's.")
+    compare_ranks: int = setting(
+        0, at_least=0, help="Ranks whose tokens are compared with one's; 0: 3, or what can be."
+    )
     sessions: int = setting(16, at_least=1, help="Sessions at once.")
     prompt_tokens: int = setting(32, at_least=1, help="Tokens of a prompt.")
     steps: int = setting(8, at_least=1, help="Steps of a turn.")
@@ -68,39 +70,6 @@ class Settings:
     new_tokens: int = setting(32, at_least=1, help="Tokens of each compared completion.")
     cache: str = setting(CACHE, help="Directory for the embedded model.")
     bar: bool = setting(False, help="Exit with 1 when a bar is not met.")
-
-
-@dataclass(slots=True)
-class Spent:
-    """Seconds and bytes on rank 0, by what they were for."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    messages: list[bytes] = field(default_factory=list)
-
-    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call, its time added up."""
-
-        def wrapped(*arguments: Any, **options: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return call(*arguments, **options)
-            finally:
-                spent = time.perf_counter() - began
-                self.seconds[name] = self.seconds.get(name, 0.0) + spent
-
-        return wrapped
-
-    def watch(self, group: RankGroup) -> None:
-        """Time what this rank does in the group, and keep the messages."""
-        send = self.timed("send", group.send)
-
-        def kept(message: bytes) -> None:
-            self.messages.append(message)
-            send(message)
-
-        untyped: Any = group
-        untyped._wait = self.timed("waits", untyped._wait)
-        untyped.send = kept
 
 
 def with_even_heads(path: str, where: Path) -> str:
@@ -122,9 +91,26 @@ def with_even_heads(path: str, where: Path) -> str:
     return str(where)
 
 
-def engine_of(path: str, ranks: int, stack: ExitStack) -> VerifyEngine:
+def ranks_to_compare(path: str, wanted: int) -> int:
+    """`wanted`, or for 0 the first of 3, 2 and 4 that a model can be split over; reads its config.
+
+    Raises:
+        UnsupportedModelError: it can't be split so, with the figures.
+    """
+    packed = path.endswith(".gguf")
+    for ranks in (3, 2) if not wanted else ():
+        with suppress(UnsupportedModelError):
+            outline_shard(path, 0, ranks, packed=packed)
+            return ranks
+    outline_shard(path, 0, wanted or 4, packed=packed)
+    return wanted or 4
+
+
+def engine_of(
+    path: str, ranks: int, stack: ExitStack, arrivals: Arrivals | None = None
+) -> VerifyEngine:
     """An engine over so many ranks."""
-    others = LocalRanks() if ranks > 1 else None
+    others = LocalRanks(arrivals=arrivals) if ranks > 1 else None
     if others is not None:
         stack.callback(others.close)
     return VerifyEngine(
@@ -145,8 +131,12 @@ class Sides:
 
     def __init__(self, path: str, settings: Settings, stack: ExitStack) -> None:
         self.split_name = f"{settings.ranks} ranks, 1 thread each"
-        whole, split = engine_of(path, 1, stack), engine_of(path, settings.ranks, stack)
-        self.spent = Spent()
+        arrivals = Arrivals(settings.ranks)
+        self.spent = Spent(arrivals)
+        watched = arrivals.watched(self.spent.note_left)
+        stack.enter_context(mock.patch.object(RankGroup, "_wait", watched))
+        whole = engine_of(path, 1, stack)
+        split = engine_of(path, settings.ranks, stack, arrivals)
         model: Any = split.model
         self.group: RankGroup = model._member.group
         self.spent.watch(self.group)
@@ -166,35 +156,40 @@ class Sides:
         }
 
     def turn(self, name: str, _: int) -> dict[str, float]:
-        """Seconds of a step, its forward, and what went to the connection: medians of steps."""
+        """Seconds of the step in the middle, by parts, and processors busy with this process."""
         engine, threads = self.engines[name]
         torch.set_num_threads(threads)
         sessions = engine.decoding(self.prompts, self._settings.steps + 4)
         found: list[dict[str, float]] = []
         for _ in range(self._settings.steps):
-            self.spent.seconds.clear()
-            self.spent.messages.clear()
+            self.spent.clear()
+            busy_s = time.process_time()
             step = engine.step()
-            found.append({"step": step.seconds, "model": step.phases["forward"]})
+            busy_s = time.process_time() - busy_s
+            parts = {"step": step.seconds, "model": step.phases["forward"]}
+            found.append(parts | {"processors": busy_s / step.seconds})
             if name == self.split_name:
                 found[-1] |= self._connection()
         for session in sessions:
             engine.close(session)
-        # Others use the machine too: a step in the middle tells more than their mean.
-        return {key: statistics.median(one[key] for one in found) for key in found[0]}
+        # Others use the machine too: a step in the middle tells more than their mean. A whole
+        # one, so that its parts add up.
+        return sorted(found, key=lambda one: one["step"])[len(found) // 2]
 
     def _connection(self) -> dict[str, float]:
         spent, sent = self.spent.seconds, self.spent.messages
+        collectives = self.spent.collectives()
         began = time.perf_counter()
         for message in sent:
             messages.decode(message)
         decoded = time.perf_counter() - began
         return {
-            "control": spent["encode"] + spent["send"] + decoded,
             "encode": spent["encode"],
             "send": spent["send"],
             "decode": decoded,
-            "collectives": spent["waits"],
+            "waiting": sum(one.waited_s for one in collectives),
+            "summing": sum(one.summed_s for one in collectives),
+            "collectives": float(len(collectives)),
             "bytes": float(sum(map(len, sent))),
         }
 
@@ -253,37 +248,21 @@ def _logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
     return found
 
 
-def rows_report(settings: Settings, model: Any, rank_count: int) -> Report:
-    """The same rows, their tokens found where the logits are, and brought together whole."""
-    chance = random.Random(2)
-    samplings = {
-        "drawn where they are": SamplingParams(temperature=1.0, seed=1),
-        "whole rows, for top-p": SamplingParams(temperature=1.0, seed=1, top_p=0.9),
+def parts_of(turns: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Seconds of rank 0 by turn, split so that they add up to the step.
+
+    What another rank does to read a message is part of rank 0's waiting, not of its own time.
+    """
+    shown = {
+        "rank 0 waits in collectives": "waiting",
+        "collectives themselves": "summing",
+        "control: encode": "encode",
+        "control: send": "send",
     }
-    table = BlockTable()
-    model.pool.grow(table, settings.sessions)
-    tokens = [chance.randrange(min(model.vocab_size, 20_000)) for _ in range(settings.sessions)]
-
-    def seconds(sampling: SamplingParams, _: int) -> float:
-        rows = [Row(sampling, tokens[: place + 1]) for place in range(len(tokens))]
-        began = time.perf_counter()
-        choosing = Choosing(rows, [], model.vocab_size)
-        scores = model.score([Segment(tokens, table, len(rows))], choosing)
-        for place in range(len(rows)):
-            assert scores.targets[place] is not None
-        return time.perf_counter() - began
-
-    sides = {name: partial(seconds, sampling) for name, sampling in samplings.items()}
-    found = alternate(sides, 2 * settings.rounds)
-    model.pool.release(table)
-    title = f"Tokens of {settings.sessions} rows; ms, median (quartiles)"
-    report = Report(title, ["", "step with its tokens", "bytes to rank 0 from each other rank"])
-    each = -(-model.vocab_size // rank_count)
-    for name, size in zip(found, (24, 4 * each), strict=True):
-        spread = Spread.of(found[name]).times(1000)
-        report.rows.append([name, spread, settings.sessions * size])
-        report.figures[name] = {"ms": spread.median, "bytes": settings.sessions * size}
-    return report
+    spent = {name: [turn[key] for turn in turns] for name, key in shown.items()}
+    own = [turn["model"] - sum(turn[key] for key in shown.values()) for turn in turns]
+    other = [turn["step"] - turn["model"] for turn in turns]
+    return {"own compute": own, **spent, "plan, decide, apply": other}
 
 
 def step_report(settings: Settings, sides: Sides) -> Report:
@@ -292,7 +271,7 @@ def step_report(settings: Settings, sides: Sides) -> Report:
     found = alternate(turns, settings.rounds)
     report = Report(
         f"A step of {settings.sessions} sessions, one row each; ms, median (quartiles)",
-        ["side", "step", "model", "over 1 rank, 1 thread"],
+        ["side", "step", "model", "over 1 rank, 1 thread", "busy processors (rank 0's process)"],
     )
     first, *_ = found
     base = [turn["step"] for turn in found[first]]
@@ -301,30 +280,34 @@ def step_report(settings: Settings, sides: Sides) -> Report:
             key: Spread.of([turn[key] * 1000 for turn in turned]) for key in ("step", "model")
         }
         over = ratios([turn["step"] for turn in turned], base)
-        report.rows.append([name, spreads["step"], spreads["model"], over])
+        busy = Spread.of([turn["processors"] for turn in turned])
+        report.rows.append([name, spreads["step"], spreads["model"], over, busy])
         report.figures[name] = {
             "step_ms": spreads["step"].median,
             "model_ms": spreads["model"].median,
             "ratio": over.median,
+            "processors": busy.median,
         }
     split = found[sides.split_name]
-    parts = {
-        "compute": [t["model"] - t["control"] - t["collectives"] for t in split],
-        "collectives": [t["collectives"] for t in split],
-        "control": [t["control"] for t in split],
-        "  encode": [t["encode"] for t in split],
-        "  send": [t["send"] for t in split],
-        "  decode": [t["decode"] for t in split],
-        "everything else": [t["step"] - t["model"] for t in split],
-    }
+    parts = parts_of(split)
     for name, seconds in parts.items():
         spread = Spread.of([value * 1000 for value in seconds])
-        report.rows.append([f"  of it: {name}", spread, "", ""])
+        report.rows.append([f"  of it: {name}", spread, "", "", ""])
         report.figures[name] = {"ms": spread.median}
+    counts = Spread.of([turn["collectives"] for turn in split])
+    report.rows.append(["  collectives", counts, "", "", ""])
+    decode = Spread.of([turn["decode"] * 1e6 for turn in split])
+    report.rows.append(["  decode by another rank (rank 0 waits for it), us", decode, "", "", ""])
+    report.figures["decode"] = {"ms": decode.median / 1000}
+    whole = Spread.of([turn["step"] for turn in split]).median
+    total = sum(Spread.of(seconds).median for seconds in parts.values())
+    said = f"medians of the parts make {total / whole:.1%} of a step's"
+    report.bars.append(Bar("parts make a step within 5 %", abs(total / whole - 1) < 0.05, said))
     size = Spread.of([turn["bytes"] for turn in split])
-    report.rows.append(["  bytes of a message", size, "", ""])
+    report.rows.append(["  bytes of a message", size, "", "", ""])
     report.figures["message_bytes"] = size.median
-    control_s = Spread.of(parts["control"]).median
+    control = [turn["encode"] + turn["send"] + turn["decode"] for turn in split]
+    control_s = Spread.of(control).median
     met = control_s < CONTROL_MOST_S
     said = f"{control_s * 1e6:.0f} us, {size.median:.0f} bytes"
     report.bars.append(Bar("less than 1 ms of control a step", met, said))
@@ -341,19 +324,27 @@ def run(settings: Settings) -> None:
         else:
             path = resolve_model(settings.model, settings.cache)
         packed = path.endswith(".gguf")
+        # At once, not after minutes.
+        compare_ranks = ranks_to_compare(path, settings.compare_ranks)
+        settings = replace(settings, compare_ranks=compare_ranks)
+        # The embedded model has nine heads, which two ranks can't share: a like one has eight.
+        even = settings.model != TINY and not packed
+        if not even:
+            ranks_to_compare(path, settings.ranks)
         loading = memory_report(path, (1, 2, 4) if path.endswith(TINY) else (1, 3))
         loading.show()
         progress("comparing tokens")
         with ExitStack() as stack_of_compared:
             compared = compare(path, settings, stack_of_compared)
         progress("taking turns")
-        if settings.model != TINY and not packed:
-            # The embedded model has nine heads, which two ranks can't share.
+        if even:
             path = with_even_heads(path, where / "even")
         sides = Sides(path, settings, stack)
         report = step_report(settings, sides)
         split, _ = sides.engines[sides.split_name]
-        rows = rows_report(settings, split.model, settings.ranks)
+        rows = rows_report(
+            split.model, sides.spent, sessions=settings.sessions, rounds=settings.rounds
+        )
         rows.show()
         beside = overlap_report(split.target, sides.prompts, 4 * settings.steps)
         beside.show()

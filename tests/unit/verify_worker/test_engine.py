@@ -22,21 +22,40 @@ from tests.support.scheduling import DRAFTER
 from tests.support.synthetic import VOCABULARY, SyntheticRunner, plain_decoding
 from verify_worker.engine import Engine, FromCoordinator, FromDrafter, OwnerGone
 from verify_worker.scheduler import Limits, Scheduler
-from verify_worker.state import Output, ToCoordinator, ToDrafter
+from verify_worker.state import Outcome, Output, Plan, ToCoordinator, ToDrafter
 from verify_worker.streams import MOST_EVENTS, Streams
 from verify_worker.tracing import SessionSpans
 
 PROMPT = tuple(range(1, 8))
 
 
+class HeldRunner(SyntheticRunner):
+    """A runner whose steps from the second on wait until the test lets them go on, or fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+        self.fault: Exception | None = None
+
+    def run(self, plan: Plan) -> Outcome:
+        """One step, in the end."""
+        if self.rows_of_steps:
+            self.begun.set()
+            assert self.go_on.wait(30)
+            if self.fault is not None:
+                raise self.fault
+        return super().run(plan)
+
+
 class Host:
     """An engine in its thread, and what it publishes."""
 
-    def __init__(self) -> None:
+    def __init__(self, runner: SyntheticRunner | None = None) -> None:
         scheduler = Scheduler(BlockPool(32), Limits(context_len=256, vocab_size=VOCABULARY))
         self.tokens: list[int] = []
         self.ended = threading.Event()
-        self.engine = Engine(scheduler, SyntheticRunner(), self.publish, SessionSpans())
+        self.engine = Engine(scheduler, runner or SyntheticRunner(), self.publish, SessionSpans())
         self.engine.start()
 
     def start(self, new: int = 20) -> None:
@@ -83,6 +102,27 @@ def test_a_session_with_drafts_through_the_thread() -> None:
     host.engine.drained().result(30)
     host.engine.stop()
     assert host.engine.finished.exception() is None
+
+
+@pytest.mark.parametrize("fault", [None, RankLostError("rank 1 is gone")], ids=["well", "lost"])
+def test_a_step_is_published_while_the_next_computes_whatever_becomes_of_that(
+    fault: Exception | None,
+) -> None:
+    runner = HeldRunner()
+    runner.fault = fault
+    host = Host(runner)
+    host.start()
+    assert runner.begun.wait(30)
+    said = list(host.tokens)
+    assert said == plain_decoding(PROMPT, 20)[: len(said)] != []
+    runner.go_on.set()
+    if fault is not None:
+        assert host.engine.finished.exception(30) is fault
+        assert host.tokens == said
+        return
+    assert host.ended.wait(30)
+    assert host.tokens == plain_decoding(PROMPT, 20)
+    host.engine.stop()
 
 
 @pytest.mark.parametrize(

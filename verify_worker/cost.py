@@ -69,6 +69,15 @@ class StepShape:
             self.pairs + other.pairs,
         )
 
+    def __sub__(self, part: "StepShape") -> "StepShape":
+        """What is left without a part of it."""
+        return StepShape(
+            self.rows - part.rows,
+            self.sessions - part.sessions,
+            self.context - part.context,
+            self.pairs - part.pairs,
+        )
+
 
 NOTHING = StepShape(0, 0)
 

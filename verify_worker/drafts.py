@@ -6,7 +6,7 @@ dropped and counted, and nothing else happens to the session.
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from outrider.drafting.hits import compared
 from outrider.errors import InvalidRequestError, OutriderError, OverloadedError, UnavailableError
@@ -106,25 +106,25 @@ class Drafts:
         return outputs + self.open(session)
 
     def choose(
-        self,
-        together: Sequence[tuple[Session, tuple[int, int]]],
-        stakes: policy.Stakes,
-        now_s: float,
+        self, lens: Mapping[str, tuple[int, int]], stakes: policy.Stakes, now_s: float
     ) -> None:
         """Choose how far the sessions of the step that has ended draft next, before any asks.
 
-        With each the fewest and the most tokens that it may ask for. Everybody waits for whoever
-        drafts, so that what they win together has to pay for it.
+        `lens` has the fewest and the most tokens that each may ask for. All wait for those who
+        draft, so what these win has to pay for it, together with those who draft in other steps.
         """
-        chosen: list[tuple[Session, draft_length.Choice]] = []
-        for session, draft_lens in together:
-            session.choice = choice = self._choose(session, stakes, draft_lens, now_s)
+        for name, draft_lens in lens.items():
+            session = self._sessions[name]
+            session.choice = self._choose(session, stakes, draft_lens, now_s)
             session.shares = bool(draft_lens[0])
-            if choice is not None and choice.draft_len:
-                chosen.append((session, choice))
-        if not any(session.shares for session, _ in chosen):
-            for index in who_wait([choice for _, choice in chosen], stakes.sessions):
-                chosen[index][0].shares = True
+        offers = {
+            name: session.choice
+            for name, session in self._sessions.items()
+            if session.choice is not None and (name in lens or session.shares)
+        }
+        if not any(least for least, _ in lens.values()):
+            for name in lens.keys() & who_wait(offers, stakes.sessions, stakes.delay_s):
+                self._sessions[name].shares = True
 
     def _choose(
         self, session: Session, stakes: policy.Stakes, draft_lens: tuple[int, int], now_s: float

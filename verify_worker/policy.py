@@ -9,6 +9,7 @@ alone by all of them for a while, and then asked once.
 """
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from outrider.messages import SpeculationOptions
@@ -56,8 +57,24 @@ class Stakes:
     def steps_s(self) -> tuple[float, ...]:
         """Seconds by rows more; worked out when it is first asked for, which many never do."""
         if not self._steps_s:
-            self._steps_s = tuple(self._drafted_s(rows) for rows in range(self._most + 1))
+            shapes = map(self._drafted, range(self._most + 1))
+            self._steps_s = tuple(map(self._cost.seconds, shapes))
         return self._steps_s
+
+    def delay_s(self, wait_s: float, step_s: float) -> float:
+        """What a wait for drafts costs every session of the batch in a round.
+
+        Either steps are held for it, or those who wait are left behind: then the batch takes
+        turns from there on, two smaller steps in the place of one of `step_s`, and each half
+        waits while the other steps.
+        """
+        if self.sessions < 2:
+            return wait_s
+        whole = self._drafted(min(bisect_left(self.steps_s, step_s), self._most))
+        half = StepShape(whole.rows // 2, whole.sessions // 2, whole.context // 2, whole.pairs // 2)
+        half_s, other_s = self._cost.seconds(half), self._cost.seconds(whole - half)
+        turns_s = half_s + other_s - self._cost.seconds(whole)
+        return min(wait_s, turns_s + max(wait_s - half_s, 0.0))
 
     def saved_s(self, accepted: int, rows: int) -> float:
         """What a draft of `rows` tokens in the last step saved its session.
@@ -69,15 +86,14 @@ class Stakes:
         plain_s = self._cost.seconds(without)
         return accepted * plain_s - (self._cost.seconds(step) - plain_s)
 
-    def _drafted_s(self, rows: int) -> float:
+    def _drafted(self, rows: int) -> StepShape:
+        """The step in which every session has so many rows more."""
         shape = self._decoding
-        return self._cost.seconds(
-            StepShape(
-                shape.rows + shape.sessions * rows,
-                shape.sessions,
-                shape.context,
-                shape.pairs + rows * shape.context,
-            )
+        return StepShape(
+            shape.rows + shape.sessions * rows,
+            shape.sessions,
+            shape.context,
+            shape.pairs + rows * shape.context,
         )
 
 

@@ -232,7 +232,7 @@ class Scheduler:
         ]
         for session, _ in together:
             self.drafts.note_committed(session)
-        lens = [(session, self._draft_lens(session, stakes)) for session, _ in together]
+        lens = {one.session_id: self._draft_lens(one, stakes) for one, _ in together}
         self.drafts.choose(lens, stakes, now_s)
         for session, result in together:
             outputs += self._ask(session, result, stakes, now_s)

@@ -14,7 +14,7 @@ import math
 import statistics
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from verify_worker.cost import NOTHING, StepShape
@@ -94,26 +94,30 @@ class Latency:
         self.seconds = tuple(sorted(sample.seconds for sample in self._samples))
 
 
-def who_wait(choices: Sequence[Choice], sessions: int) -> list[int]:
-    """Which of the drafts that could be asked for at once pay, with all `sessions` of a batch.
+def who_wait(
+    offers: Mapping[str, Choice], sessions: int, delay_s: Callable[[float, float], float]
+) -> set[str]:
+    """Whose drafts are worth it, of those who could ask, to all `sessions` of a batch.
 
-    A step is held for a draft or leaves its session behind: somebody waits either way. Who
-    drafts shares the wait, which is the longest of theirs. Of the choices in the order of their
-    waits, that many are taken that most is left of what they save, after the waits of all.
+    Who drafts shares the wait, which is the longest of theirs; `delay_s(wait, step)` is what
+    that costs each session of the batch, drafting or not, in steps that long. Of the offers in
+    the order of their waits, so many are taken that most is left of what they save, less the
+    delay of all.
     """
     spare = SPARE if sessions > 1 else 1.0
-    order = sorted(range(len(choices)), key=lambda index: choices[index].wait_s)
-    best, left, taken = 0.0, 0.0, []
-    found: list[int] = []
-    for index in order:
-        own = choices[index].left_s(spare)
+    best = left = 0.0
+    taken: list[str] = []
+    found: set[str] = set()
+    for name in sorted(offers, key=lambda name: offers[name].wait_s):
+        offer = offers[name]
+        own = offer.left_s(spare)
         if own <= 0:
             continue
-        taken.append(index)
+        taken.append(name)
         left += own
-        value = left - spare * sessions * choices[index].wait_s
+        value = left - spare * sessions * delay_s(offer.wait_s, offer.step_s)
         if value > best:
-            best, found = value, list(taken)
+            best, found = value, set(taken)
     return found
 
 
@@ -193,7 +197,7 @@ def hold_until_s(
         if joined:
             one = within[joined - 1]
             shape, begin_s = shape + one.shape, one.due_s
-            left_out = _less(left_out, one.shape)
+            left_out -= one.shape
         rest_s = due[joined].due_s if joined < len(due) else 0.0
         total = _finishing_s(shape, left_out, begin_s, rest_s, latency_s, step_s)
         if total < least:
@@ -222,12 +226,3 @@ def _finishing_s(
             total += second.sessions * free
             second_due = free + latency_s
     return total
-
-
-def _less(shape: StepShape, part: StepShape) -> StepShape:
-    return StepShape(
-        shape.rows - part.rows,
-        shape.sessions - part.sessions,
-        shape.context - part.context,
-        shape.pairs - part.pairs,
-    )

@@ -152,3 +152,14 @@ def test_prefill_always_gets_on() -> None:
 
 def test_prefill_never_takes_more_than_the_step_has() -> None:
     assert chunk_rows(StepShape(8, 8), 0, steep(0.0), 128, 3.0) == 112
+
+
+def test_a_wait_costs_a_batch_no_more_than_to_take_turns() -> None:
+    alone = Stakes(StepShape(1, 1), steep(0.001), 16)
+    many = Stakes(StepShape(8, 8), steep(0.001), 16)
+    assert alone.delay_s(0.5, alone.steps_s[4]) == 0.5
+    assert many.delay_s(0.004, many.steps_s[4]) == 0.004
+    # 40 rows are 49 ms, twice 20 are 58 ms: 9 ms more, behind which up to 29 ms are hidden.
+    for wait_s in (0.015, 0.025):
+        assert many.delay_s(wait_s, many.steps_s[4]) == pytest.approx(0.009, rel=0.3)
+    assert many.delay_s(0.05, many.steps_s[4]) == pytest.approx(0.03, rel=0.3)

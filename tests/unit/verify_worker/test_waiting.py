@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -41,31 +42,51 @@ def choice(tokens: float, wait_s: float, rows_s: float = 0.0) -> Choice:
 # --- who drafts, where all wait for it? -------------------------------------------------------
 
 
+def held(wait_s: float, step_s: float) -> float:
+    """Steps are held for drafts, and everybody waits."""
+    return wait_s
+
+
+def who(offers: list[Choice], delay_s: Callable[[float, float], float] = held) -> list[int]:
+    """Who of a batch drafts; one for which nothing is offered has a draft that saves nothing."""
+    named = {str(number): offer for number, offer in enumerate(offers)}
+    return sorted(map(int, who_wait(named, len(offers), delay_s)))
+
+
+NOTHING_TO_WIN = choice(1.0, 0.0)
+
+
 def test_a_lone_session_drafts_as_soon_as_it_gains() -> None:
-    assert who_wait([choice(1.6, 0.01)], 1) == [0]
-    assert who_wait([choice(1.4, 0.01)], 1) == []
-    assert who_wait([], 1) == []
+    assert who([choice(1.6, 0.01)]) == [0]
+    assert who([choice(1.4, 0.01)]) == []
+    assert who([]) == []
 
 
 def test_a_wait_of_all_is_paid_by_those_who_draft() -> None:
     # Eight wait 5 ms each: 40 ms, and some to spare. A draft saves its session 20 ms.
     one = choice(2.0, 0.005)
-    assert who_wait([one] * 2, 8) == []
-    assert who_wait([one] * 4, 8) == [0, 1, 2, 3]
-    assert who_wait([one] * 2, 2) == [0, 1]
+    assert who([one] * 2 + [NOTHING_TO_WIN] * 6) == []
+    assert who([one] * 4 + [NOTHING_TO_WIN] * 4) == [0, 1, 2, 3]
+    assert who([one] * 2) == [0, 1]
 
 
 def test_one_that_its_rows_eat_up_does_not_draft() -> None:
     dear = choice(2.0, 0.001, rows_s=0.019)
-    assert who_wait([dear, choice(2.0, 0.001)], 2) == [1]
+    assert who([dear, choice(2.0, 0.001)]) == [1]
 
 
 def test_late_drafts_are_left_out_where_they_hold_the_others_up() -> None:
     early, late = choice(2.5, 0.001), choice(2.5, 0.03)
-    assert who_wait([late, early, early], 3) == [1, 2]
-    # Enough of them are worth it.
-    assert who_wait([late] * 4, 4) == []
-    assert who_wait([choice(4.0, 0.03)] * 4, 4) == [0, 1, 2, 3]
+    assert who([late, early, early]) == [1, 2]
+    assert who([late] * 4) == []
+    # Good ones are worth it.
+    assert who([choice(4.0, 0.03)] * 4) == [0, 1, 2, 3]
+
+
+def test_a_wait_that_hides_behind_the_steps_of_others_is_not_charged() -> None:
+    late = [choice(2.5, 0.03)] * 4
+    assert who(late) == []
+    assert who(late, lambda wait_s, step_s: min(wait_s, 0.01)) == [0, 1, 2, 3]
 
 
 # --- is a draft worth its wait? ---------------------------------------------------------------

@@ -181,12 +181,12 @@ def page_bytes(paged: PagedModel) -> int:
 def _follow_job(job: RankJob, rank: int, told: Any) -> None:
     if job.model == "":
         os._exit(3)  # it does not even get to its error
-    ready = ranks._ready
+    prepared = ranks._prepared
 
     def tell(*others: Any) -> Any:
-        member, own = ready(*others)
-        told.put((rank, page_bytes(member.paged)))
-        return member, own
+        led = prepared(*others)
+        told.put((rank, page_bytes(led.member.paged)))
+        return led
 
-    mock.patch.object(ranks, "_ready", tell).start()
+    mock.patch.object(ranks, "_prepared", tell).start()
     follow_job(job, rank, "127.0.0.1", torch.device("cpu"))

@@ -127,6 +127,7 @@ class RayRanks:
         )
         if not self._group.wait(cluster.start_s):
             self.clear()
+            self._check_resources()  # a node may have gone meanwhile
             raise ConfigError(
                 f"no room for {self._wanted} within {cluster.start_s:g} s: others have what is "
                 f"there ({_figures(ray.available_resources())} free)"

@@ -157,7 +157,7 @@ async def _serve(
         runner,
         timeline.after("published", publish),
         SessionSpans(),
-        meet_ranks=target.model.pulse,
+        ranks=target.model,
     )
     identity = Identity("bench", "1")
     streams = Streams(lambda: heartbeat(engine, identity))

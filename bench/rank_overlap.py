@@ -33,9 +33,9 @@ from verify_worker.tracing import SessionSpans
 
 # Steps at either end that are not counted: not all sessions are in them.
 _EDGE = 4
-# What rank 0 does from one answer to the next, in order; each part ends where the next begins.
 # What encoding and sending the message of a step may take.
 CONTROL_MOST_S = 0.001
+# What rank 0 does from one answer to the next; each part ends where the next begins.
 PARTS = {
     "decided": "decide: verdicts from the answer",
     "applied": "apply: commit them, frames to publish",

@@ -117,7 +117,7 @@ def test_a_rank_that_is_waited_for_too_long_fails_the_group(tmp_path: Path) -> N
 
 
 def test_a_rank_may_be_late_while_all_start(tmp_path: Path) -> None:
-    groups = joined(tmp_path / "store", Limits(step_s=0.2))
+    groups = joined(tmp_path / "store", Limits(start_s=20.0, step_s=0.2))
     late = threading.Event()
 
     def together(group: RankGroup) -> tuple[float, list[float] | None]:
@@ -135,7 +135,7 @@ def test_a_rank_may_be_late_while_all_start(tmp_path: Path) -> None:
         late.set()
         assert [found.result() for found in waiting] == [(3, [1, 1, 1]), (3, None), (3, None)]
     # And it was only for then.
-    with pytest.raises(RankLostError, match="rank 1 of 3 lost another one"), groups[1].watched():
+    with pytest.raises(RankLostError, match="rank 1 of 3 lost another one"):
         groups[1].total(torch.ones(1))
 
 

@@ -4,7 +4,7 @@ Each step it tells the others what to run, in one message, and runs its own part
 not hear what was decided: the next message says which rows of KV are kept where.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -34,6 +34,8 @@ class ParallelModel:
         self.pool = member.paged.pool
         self._member = member
         self._moves: list[tuple[int, int]] = []
+        # Called in each step when the others have what they need for it.
+        self.on_sent: Callable[[], None] = _nothing
         self._kind = Kind.STEP
 
     @contextmanager
@@ -93,6 +95,7 @@ class ParallelModel:
         order = Order(self._kind, segments, self._moves, wanted)
         self._member.group.send(encode(order))
         self._moves = []
+        self.on_sent()
         try:
             answer = self._member.run(order)
         except Exception as error:
@@ -101,6 +104,10 @@ class ParallelModel:
             raise
         assert answer is not None, "rank 0 answers"
         return answer
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 class SpreadScores:

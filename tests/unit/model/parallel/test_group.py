@@ -138,6 +138,8 @@ def test_a_rank_may_be_late_while_all_start(tmp_path: Path) -> None:
         lost = threads.submit(groups[1].total, torch.ones(1))
         with pytest.raises(RankLostError, match="rank 1 of 3 lost another one"):
             lost.result(timeout=15)
+    for group in groups:
+        group.fail("the test is over")  # closes its connections
 
 
 def test_ranks_meet_over_tcp() -> None:

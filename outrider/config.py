@@ -10,7 +10,8 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -140,3 +141,18 @@ def child_environment() -> dict[str, str]:
     would be wrong for it.
     """
     return {k: v for k, v in os.environ.items() if not k.startswith(f"{ENV_PREFIX}_")}
+
+
+@contextmanager
+def variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Within this the environment has these: for a library that has no other way to be set."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

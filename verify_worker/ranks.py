@@ -234,5 +234,6 @@ def _check_unpacked(shard: Shard, group: RankGroup, own: OwnLogits | None) -> No
         return
     model = shard.model
     paged = ParallelModel(member, vocab_size=model.vocab_size, context_len=model.context_len)
-    check_paged_forward(own, paged)
+    with paged.starting():
+        check_paged_forward(own, paged)
     paged.stop()

@@ -1,5 +1,6 @@
 """Load the target model and size its KV pool; refuses what can't be served exactly."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -129,7 +130,8 @@ def load_target(settings: Settings, ranks: Ranks | None = None) -> Target:
         gumbel_max.prepare()
     cost = CostModel()
     if settings.calibrate:
-        calibrate(runner, paged.pool, cost, model.context_len)
+        with _starting(paged):
+            calibrate(runner, paged.pool, cost, model.context_len)
         log.info("step times in ms", **step_times_ms(cost))
     cache_key = kv if settings.prefix_cache else ""
     return Target(
@@ -195,6 +197,8 @@ def _load_split(settings: Settings, ranks: Ranks) -> Loaded:
     led = lead(settings, ranks, most_blocks(settings.max_sessions, context_len))
     model = led.shard.model
     paged = ParallelModel(led.member, vocab_size=model.vocab_size, context_len=model.context_len)
+    with paged.starting():
+        checked = check_paged_forward(led.own, paged, PACKED_LIMIT if led.packed else None)
     log = logs.get(__name__)
     for report in led.reports:
         log.info(
@@ -214,8 +218,13 @@ def _load_split(settings: Settings, ranks: Ranks) -> Loaded:
         weights_bytes=sum(report.weights_bytes for report in led.reports),
         block_bytes=max(report.block_bytes for report in led.reports),
         packed=led.packed,
-        checked=check_paged_forward(led.own, paged, PACKED_LIMIT if led.packed else None),
+        checked=checked,
     )
+
+
+def _starting(paged: PagedModel | ParallelModel) -> AbstractContextManager[None]:
+    """The first steps of ranks may take as long as their start."""
+    return paged.starting() if isinstance(paged, ParallelModel) else nullcontext()
 
 
 def _kept_in(dtype: str, *, packed: bool) -> str:

@@ -61,21 +61,31 @@ class Ranks:
 
 @contextmanager
 def running(
-    path: Path, size: int, *, blocks: int = 64, limits: Limits = _PATIENT, **options: Any
+    path: Path,
+    size: int,
+    *,
+    blocks: int = 64,
+    limits: Limits = _PATIENT,
+    device: str = "cpu",
+    **options: Any,
 ) -> Iterator[Ranks]:
-    """`size` ranks of the model at `path`; unless one was lost, all have to end well."""
+    """`size` ranks of the model at `path`; unless one was lost, all have to end well.
+
+    With `device` "cuda" each has a GPU of its own.
+    """
     with TemporaryDirectory() as where:
         store = f"{where}/store"
         others = [
             context().Process(
-                target=_run_follower, args=(str(path), store, rank, size, blocks, limits, options)
+                target=_run_follower,
+                args=(str(path), store, rank, size, blocks, limits, device, options),
             )
             for rank in range(1, size)
         ]
         for process in others:
             process.start()
         try:
-            member, shard = _member(str(path), store, 0, size, blocks, limits, options)
+            member, shard = _member(str(path), store, 0, size, blocks, limits, device, options)
             model = ParallelModel(
                 member, vocab_size=shard.model.vocab_size, context_len=shard.model.context_len
             )
@@ -158,9 +168,11 @@ def _member(
     size: int,
     blocks: int,
     limits: Limits,
+    device: str,
     options: dict[str, Any],
 ) -> tuple[Member, Any]:
-    group = RankGroup.join(FileStore(store, size), rank, size, limits=limits)
+    place = torch.device(device, rank) if device == "cuda" else torch.device(device)
+    group = RankGroup.join(FileStore(store, size), rank, size, device=place, limits=limits)
     shard = load_shard(path, group, packed=path.endswith(".gguf"))
     return Member.of(shard, group, blocks, **options), shard
 

@@ -1,4 +1,4 @@
-"""The connection of the ranks of one model: the only place that calls torch.distributed.
+"""The connection of the ranks of one model: with `nccl` all that calls torch.distributed.
 
 Messages go over plain connections (`wires`), reports over gloo; tensors over NCCL on CUDA devices,
 over gloo otherwise. A rank that is
@@ -17,6 +17,7 @@ import torch
 from torch import distributed
 
 from outrider.errors import RankLostError
+from outrider.model.parallel import nccl
 from outrider.model.parallel.watch import CudaQueue, Queue, Watch
 from outrider.model.parallel.wires import Wires
 
@@ -72,6 +73,8 @@ class RankGroup:
         self._start = timedelta(seconds=limits.start_s)
         self._step = timedelta(seconds=limits.step_s)
         self._idle = timedelta(seconds=limits.idle_s)
+        # Of a sum or gather, for now.
+        self._limit = self._step
 
     @classmethod
     def join(
@@ -98,7 +101,10 @@ class RankGroup:
             if device.type == "cuda":
                 torch.cuda.set_device(device)
                 queue = CudaQueue(device)
-                data = _nccl(_DISTRIBUTED.PrefixStore("data", store), rank, size, limits)
+                # Above all limits of ours: it is `watched` that finds out in time.
+                most_s = limits.start_s + limits.step_s
+                data_store = _DISTRIBUTED.PrefixStore("data", store)
+                data = nccl.connect(data_store, rank, size, device, limits.start_s, most_s)
             wires = Wires.meet(store, rank, size, address, limits.start_s)
         except (RuntimeError, OSError) as error:
             raise RankLostError(
@@ -136,7 +142,7 @@ class RankGroup:
         """The sum of all ranks' x, in its place, on every rank."""
         x = x.contiguous()
         options = _DISTRIBUTED.AllreduceOptions()
-        options.timeout = self._step
+        self._bound(options)
         self._wait(lambda: self._data.allreduce([x], options))
         self._mark()
         return x
@@ -146,7 +152,8 @@ class RankGroup:
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else []
         options = _DISTRIBUTED.GatherOptions()
-        options.rootRank, options.timeout = 0, self._step
+        options.rootRank = 0
+        self._bound(options)
         self._wait(lambda: self._data.gather([parts] if parts else [], [x], options))
         self._mark()
         return parts or None
@@ -157,23 +164,31 @@ class RankGroup:
 
         On leaving it the device is done. On CUDA all of a step that needs other ranks has to be in
         one of these: a sum returns at once there, and its device stands still in place of it. More
-        than `Limits.step_s` (`start_s` while `starting`) at one sum or gather, with the computing
-        before it, is taken for a loss; see `Watch`.
+        than `Limits.step_s` (`start_s` while `starting`, which all ranks have to be alike) at one
+        sum or gather, on CUDA with the computing before it, is taken for a loss; see `Watch`.
         """
-        if self._watch is None:
-            yield  # sums and gathers have waited
-            return
-        limit_s = (self._start if starting else self._step).total_seconds()
+        before, self._limit = self._limit, self._start if starting else self._step
+        try:
+            if self._watch is None:
+                yield  # sums and gathers have waited
+            else:
+                with self._over(self._watch, self._limit.total_seconds()):
+                    yield
+        finally:
+            self._limit = before
+
+    @contextmanager
+    def _over(self, watch: Watch, limit_s: float) -> Iterator[None]:
         fault: Exception | None = None
         try:
-            with self._watch.over(limit_s):
+            with watch.over(limit_s):
                 yield
         except Exception as error:
             # What a device gives once its connection was given up may lead to anything.
-            if not self._watch.expired:
+            if not watch.expired:
                 raise
             fault = error
-        if self._watch.expired:
+        if watch.expired:
             self.fail(f"its device stood still for more than {limit_s:g} s")
             raise RankLostError(
                 f"rank {self.rank} of {self.size} lost another one: {self._failed}"
@@ -219,6 +234,11 @@ class RankGroup:
     def _connected(self) -> Wires:
         assert self._wires is not None, "this rank has joined"
         return self._wires
+
+    def _bound(self, options: Any) -> None:
+        # With a watch the time is that of the device, and not that since the call.
+        if self._watch is None:
+            options.timeout = self._limit
 
     def _mark(self) -> None:
         if self._watch is not None:
@@ -273,15 +293,6 @@ def _gloo(store: Any, rank: int, size: int, address: str, start: timedelta) -> A
     options._devices = [gloo.create_device(hostname=address)]
     options._timeout, options._threads = start, 1
     return gloo(store, rank, size, options)
-
-
-def _nccl(store: Any, rank: int, size: int, limits: Limits) -> Any:
-    # Only a last resort: NCCL's own watchdog ends a process that waits longer than this. It is
-    # `watched` that finds out in time.
-    nccl = _DISTRIBUTED.ProcessGroupNCCL
-    options = nccl.Options()
-    options._timeout = timedelta(seconds=limits.start_s + limits.step_s)
-    return nccl(store, rank, size, options)
 
 
 def _first_line(error: Exception) -> str:

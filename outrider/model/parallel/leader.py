@@ -4,7 +4,8 @@ Each step it tells the others what to run, in one message, and runs its own part
 not hear what was decided: the next message says which rows of KV are kept where.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -35,6 +36,19 @@ class ParallelModel:
         self._moves: list[tuple[int, int]] = []
         # Called in each step when the others have what they need for it.
         self.on_sent: Callable[[], None] = _nothing
+        self._kind = Kind.STEP
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Within this a step may take as long as a start, on all ranks.
+
+        The first steps read weights that a rank may only have mapped, and choose kernels.
+        """
+        self._kind = Kind.FIRST
+        try:
+            yield
+        finally:
+            self._kind = Kind.STEP
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Every row of logits whole: float32 [sum of logit_rows, vocab_size]."""
@@ -78,7 +92,7 @@ class ParallelModel:
 
     def _run(self, segments: Sequence[Segment], wanted: Wanted) -> Answer:
         flatten(segments)  # refused here, nothing has been sent
-        order = Order(Kind.STEP, segments, self._moves, wanted)
+        order = Order(self._kind, segments, self._moves, wanted)
         self._member.group.send(encode(order))
         self._moves = []
         self.on_sent()

@@ -12,7 +12,7 @@ from outrider.model.numerics import FAST, choose_numerics
 from outrider.model.paged import Numerics, PagedModel
 from outrider.model.parallel.choosing import candidates
 from outrider.model.parallel.group import RankGroup
-from outrider.model.parallel.messages import Order, Wanted
+from outrider.model.parallel.messages import Kind, Order, Wanted
 from outrider.model.parallel.shards import Shard
 from outrider.model.rows import StepOutput
 
@@ -76,7 +76,7 @@ class Member:
     @torch.inference_mode()
     def run(self, order: Order) -> Answer | None:
         """Run the rows and answer; None on all ranks but 0."""
-        with self.group.watched():
+        with self.group.watched(starting=order.kind is Kind.FIRST):
             output = self.paged.step(order.segments)
             wanted = order.wanted
             whole = self._gather_whole(output, wanted)

@@ -18,11 +18,12 @@ _HEADER = 8
 
 
 class Kind(IntEnum):
-    """What is to be done."""
+    """What is to be done; a FIRST step is one at start, for which ranks have longer."""
 
     STEP = 0
     PULSE = 1
     STOP = 2
+    FIRST = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """The connection of ranks; the two ranks are two threads of this process."""
 
 import socket
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
 
@@ -113,6 +114,32 @@ def test_a_rank_that_is_waited_for_too_long_fails_the_group(tmp_path: Path) -> N
     # Its connections are closed: the others learn of it without waiting for their limit.
     with pytest.raises(RankLostError):
         second.receive()
+
+
+def test_a_rank_may_be_late_while_all_start(tmp_path: Path) -> None:
+    groups = joined(tmp_path / "store", Limits(start_s=30.0, step_s=0.2))
+    late = threading.Event()
+
+    def together(group: RankGroup) -> tuple[float, list[float] | None]:
+        with group.watched(starting=True):
+            if group.rank == 2:
+                late.wait(20)
+            total = float(group.total(torch.ones(1)))
+            parts = group.gather(torch.ones(1))
+        return total, parts and [float(part) for part in parts]
+
+    with ThreadPoolExecutor(_SIZE) as threads:
+        waiting = [threads.submit(together, group) for group in groups]
+        # More than `step_s`, in which none has given up.
+        assert wait(waiting, timeout=0.5).done == set()
+        late.set()
+        assert [found.result() for found in waiting] == [(3, [1, 1, 1]), (3, None), (3, None)]
+        # And it was only for then: long before `start_s` a rank that is alone gives up.
+        lost = threads.submit(groups[1].total, torch.ones(1))
+        with pytest.raises(RankLostError, match="rank 1 of 3 lost another one"):
+            lost.result(timeout=15)
+    for group in groups:
+        group.fail("the test is over")  # closes its connections
 
 
 def test_ranks_meet_over_tcp() -> None:

@@ -77,7 +77,7 @@ class Device:
 
 
 def group_on(device: Device) -> RankGroup:
-    cpu, limits = torch.device("cpu"), Limits(step_s=LIMIT_S)
+    cpu, limits = torch.device("cpu"), Limits(start_s=2 * LIMIT_S, step_s=LIMIT_S)
     return RankGroup(0, 1, device, device, cpu, limits, queue=device)
 
 
@@ -133,15 +133,16 @@ def test_errors_of_a_device_that_is_well_stay_what_they_are() -> None:
     assert device.aborts == 0
 
 
-def test_a_step_of_a_rank_is_watched(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "limit_s"), [(Kind.STEP, "0.2"), (Kind.FIRST, "0.4")])
+def test_a_step_of_a_rank_is_watched(tmp_path: Path, kind: Kind, limit_s: str) -> None:
     device = Device(lost=False)
     group = group_on(device)
     member = Member.of(load_shard(str(save_model(tmp_path)), group), group, 8, forward="lean")
     table = BlockTable()
     member.paged.pool.grow(table, 3)
-    order = Order(Kind.STEP, [Segment((1, 2, 3), table, 1)], [], Wanted(272, [0]))
+    order = Order(kind, [Segment((1, 2, 3), table, 1)], [], Wanted(272, [0]))
     device.lost = True
-    with pytest.raises(RankLostError, match="stood still"):
+    with pytest.raises(RankLostError, match=f"stood still for more than {limit_s} s"):
         member.run(order)
     # There is a mark behind every sum of the two layers, the embedding's, and the end.
     assert len(device.places) >= 2 * 2 + 1 + 1

@@ -2,8 +2,9 @@
 
 `python -m bench.mid_step_worker SECONDS FAULT FLAGS…` is `python -m verify_worker FLAGS…`, but
 rank 0 sleeps SECONDS between the first and the second sum of a step. By then all ranks run the
-step, and the others wait in the second. When there is a file FAULT, "PID SIGNAL", that signal is sent at the
-end of the sleep, and the file is removed. What was open when another rank was lost is logged.
+step, and the others wait in the second. When there is a file FAULT, "PID SIGNAL", that signal is
+sent at the end of the sleep, and the file is removed. What was open when another rank was lost is
+logged.
 """
 
 import os

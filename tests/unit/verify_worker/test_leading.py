@@ -156,7 +156,9 @@ def test_what_is_printed_for_the_shape_of_70b_is_allocated(like_70b: Path, size:
     plan = json.loads(printed.stdout)
     memory = str(plan["ranks"][0]["kv_bytes"])
     ranks = ForkedRanks()
-    with loaded(like_70b, ranks, kv_memory=memory, tensor_parallel_size=size) as target:
+    # So many that their contexts hold all blocks.
+    fields = {"tensor_parallel_size": size, "max_sessions": 256}
+    with loaded(like_70b, ranks, kv_memory=memory, **fields) as target:
         assert len(target.reports) == size
         for name in ("weights_bytes", "block_bytes"):
             assert [rank[name] for rank in plan["ranks"]] == [

@@ -179,8 +179,8 @@ class VerifyWorker:
         def publish(outputs: Sequence[Output]) -> None:
             loop.call_soon_threadsafe(deliver, outputs, streams, links)
 
-        pulse = target.model.pulse if isinstance(target.model, ParallelModel) else None
-        engine = Engine(target.scheduler, target.runner, publish, SessionSpans(), meet_ranks=pulse)
+        ranks = target.model if isinstance(target.model, ParallelModel) else None
+        engine = Engine(target.scheduler, target.runner, publish, SessionSpans(), ranks=ranks)
         streams = Streams(lambda: heartbeat(engine, self._identity))
         links = DraftLinks(engine.post, here.tls)
         self._export_metrics(target.scheduler)

@@ -87,12 +87,23 @@ class StepRunner(Protocol):
         ...
 
 
+class OtherRanks(Protocol):
+    """The other ranks of a split target; `outrider.model.parallel.leader.ParallelModel`."""
+
+    # Called in each step as soon as they have what it takes.
+    on_sent: Callable[[], None]
+
+    def pulse(self) -> None:
+        """Make sure that all are there, or raise."""
+        ...
+
+
 class Engine:
     """One scheduler and one runner in one thread.
 
     `finished` is done when the thread has ended, and carries the exception when that was a
-    fault. `pulse` tells whether it hangs, as long as somebody ticks `awake`. `meet_ranks` makes
-    sure that all ranks of a split target are there, or raises.
+    fault. `pulse` tells whether it hangs, as long as somebody ticks `awake`. `ranks` are there
+    where the target is split: then what came of a step is published once the others have the next.
     """
 
     def __init__(
@@ -102,7 +113,7 @@ class Engine:
         publish: Callable[[Sequence[Output]], None],
         spans: SessionSpans,
         clock: Callable[[], float] = time.monotonic,
-        meet_ranks: Callable[[], None] | None = None,
+        ranks: OtherRanks | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.finished: Future[None] = Future()
@@ -112,11 +123,14 @@ class Engine:
         self._publish = publish
         self._spans = spans
         self._clock = clock
-        self._meet_ranks = meet_ranks
+        self._ranks = ranks
+        self._held: list[Output] = []
         self._met_at_s = clock()
         self._inbox: queue.SimpleQueue[tuple[float, Message | None]] = queue.SimpleQueue()
         self._drains: list[Future[None]] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        if ranks is not None:
+            ranks.on_sent = self._tell_held
 
     def start(self) -> None:
         """Start the thread."""
@@ -141,7 +155,10 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            self._loop()
+            try:
+                self._loop()
+            finally:
+                self._tell_held()
         except BaseException as fault:
             _LOG.exception("the engine failed")
             self.finished.set_exception(fault)
@@ -156,16 +173,28 @@ class Engine:
                 if message is None:
                     return
                 outputs += self._handle(message, came_at_s)
-            self._tell(outputs)
+            self._hold(outputs)
             self.pulse.begin()
             plan = self.scheduler.plan(self._clock())
             if plan is not None:
                 self.pulse.begin(self.scheduler.cost.seconds(plan.shape))
-                self._tell(self._step(plan))
+                outputs = self._step(plan)
+                self._tell_held()  # if the step did not get that far
+                self._hold(outputs)
+            else:
+                self._tell_held()
             if self._drains and not self.scheduler.sessions:
+                self._tell_held()
                 self._drains.pop().set_result(None)
 
-    def _tell(self, outputs: list[Output]) -> None:
+    def _hold(self, outputs: list[Output]) -> None:
+        """Publish beside the next step of the other ranks, which wait for its message; or now."""
+        self._held += outputs
+        if self._ranks is None:
+            self._tell_held()
+
+    def _tell_held(self) -> None:
+        outputs, self._held = self._held, []
         if outputs:
             self._spans.observe(outputs)
             self._publish(outputs)
@@ -176,11 +205,11 @@ class Engine:
         timeout = None
         if wait:
             now_s = self._clock()
-            if self._meet_ranks is not None and now_s - self._met_at_s >= MEET_S:
-                self._meet_ranks()
+            if self._ranks is not None and now_s - self._met_at_s >= MEET_S:
+                self._ranks.pulse()
                 self._met_at_s = self._clock()
             wake_at = self.scheduler.wake_at_s(now_s)
-            if self._meet_ranks is not None:
+            if self._ranks is not None:
                 wake_at = min(self._met_at_s + MEET_S, wake_at or math.inf)
             # A session can be due and still have to wait for blocks: no spinning meanwhile.
             timeout = None if wake_at is None else max(wake_at - now_s, _LEAST_WAIT_S)

@@ -4,7 +4,7 @@ Each step it tells the others what to run, in one message, and runs its own part
 not hear what was decided: the next message says which rows of KV are kept where.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -33,6 +33,8 @@ class ParallelModel:
         self.pool = member.paged.pool
         self._member = member
         self._moves: list[tuple[int, int]] = []
+        # Called in each step when the others have what they need for it.
+        self.on_sent: Callable[[], None] = _nothing
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Every row of logits whole: float32 [sum of logit_rows, vocab_size]."""
@@ -79,6 +81,7 @@ class ParallelModel:
         order = Order(Kind.STEP, segments, self._moves, wanted)
         self._member.group.send(encode(order))
         self._moves = []
+        self.on_sent()
         try:
             answer = self._member.run(order)
         except Exception as error:
@@ -87,6 +90,10 @@ class ParallelModel:
             raise
         assert answer is not None, "rank 0 answers"
         return answer
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 class SpreadScores:

@@ -1,6 +1,6 @@
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -29,11 +29,30 @@ from verify_worker.tracing import SessionSpans
 PROMPT = tuple(range(1, 8))
 
 
-class HeldRunner(SyntheticRunner):
-    """A runner whose steps from the second on wait until the test lets them go on, or fail."""
+class Ranks:
+    """Other ranks, of which one is gone when they are met for the second time."""
 
     def __init__(self) -> None:
+        self.met = 0
+        self.on_sent: Callable[[], None] = lambda: None
+
+    def pulse(self) -> None:
+        """Meet them."""
+        self.met += 1
+        if self.met == 2:
+            raise RankLostError("rank 1 is gone")
+
+
+class HeldRunner(SyntheticRunner):
+    """A runner whose steps from the second on wait until the test lets them go on, or fail.
+
+    It tells `ranks`, if there are any, that each has begun.
+    """
+
+    def __init__(self, ranks: Ranks | None = None) -> None:
         super().__init__()
+        self.ranks = ranks
+        self.send, self.sent = threading.Event(), threading.Event()
         self.begun = threading.Event()
         self.go_on = threading.Event()
         self.fault: Exception | None = None
@@ -42,6 +61,10 @@ class HeldRunner(SyntheticRunner):
         """One step, in the end."""
         if self.rows_of_steps:
             self.begun.set()
+            if self.ranks is not None and not self.sent.is_set():
+                assert self.send.wait(30)
+                self.ranks.on_sent()
+                self.sent.set()
             assert self.go_on.wait(30)
             if self.fault is not None:
                 raise self.fault
@@ -51,14 +74,15 @@ class HeldRunner(SyntheticRunner):
 class Host:
     """An engine in its thread, and what it publishes."""
 
-    def __init__(self, runner: SyntheticRunner | None = None) -> None:
+    def __init__(self, runner: SyntheticRunner | None = None, ranks: Ranks | None = None) -> None:
         scheduler = Scheduler(BlockPool(32), Limits(context_len=256, vocab_size=VOCABULARY))
         self.tokens: list[int] = []
         self.ended = threading.Event()
-        self.engine = Engine(scheduler, runner or SyntheticRunner(), self.publish, SessionSpans())
+        runner = runner or SyntheticRunner()
+        self.engine = Engine(scheduler, runner, self.publish, SessionSpans(), ranks=ranks)
         self.engine.start()
 
-    def start(self, new: int = 20) -> None:
+    def start(self, new: int = 20, *, drafts: bool = True) -> None:
         command = StartSession(
             session_id="s",
             epoch=1,
@@ -66,7 +90,7 @@ class Host:
             prompt_len=len(PROMPT),
             sampling=SamplingParams(),
             endings=Endings(new),
-            drafter=DRAFTER,
+            drafter=DRAFTER if drafts else None,
         )
         self.engine.post(FromCoordinator(1, command))
 
@@ -123,6 +147,34 @@ def test_a_step_is_published_while_the_next_computes_whatever_becomes_of_that(
     assert host.ended.wait(30)
     assert host.tokens == plain_decoding(PROMPT, 20)
     host.engine.stop()
+
+
+def test_with_other_ranks_a_step_is_published_once_they_have_the_next() -> None:
+    ranks = Ranks()
+    runner = HeldRunner(ranks)
+    host = Host(runner, ranks)
+    host.start(drafts=False)
+    assert runner.begun.wait(30)
+    assert host.tokens == []
+    runner.send.set()
+    assert runner.sent.wait(30)
+    assert host.tokens == plain_decoding(PROMPT, 20)[: len(host.tokens)] != []
+    runner.go_on.set()
+    # Nothing follows the last step, which is published all the same.
+    assert host.ended.wait(30)
+    assert host.tokens == plain_decoding(PROMPT, 20)
+    host.engine.stop()
+
+
+def test_with_other_ranks_a_step_is_published_though_the_next_never_reaches_them() -> None:
+    ranks = Ranks()
+    runner = HeldRunner()
+    runner.fault = RankLostError("rank 1 is gone")
+    runner.go_on.set()
+    host = Host(runner, ranks)
+    host.start(drafts=False)
+    assert host.engine.finished.exception(30) is runner.fault
+    assert host.tokens == plain_decoding(PROMPT, 20)[: len(host.tokens)] != []
 
 
 @pytest.mark.parametrize(
@@ -183,16 +235,10 @@ async def test_a_stream_on_which_nothing_happens_says_how_the_worker_is() -> Non
 
 
 def test_ranks_are_met_while_there_is_nothing_to_run_and_a_lost_one_ends_the_engine() -> None:
-    met: list[int] = []
-
-    def meet() -> None:
-        met.append(len(met))
-        if len(met) == 2:
-            raise RankLostError("rank 1 is gone")
-
+    ranks = Ranks()
     scheduler = Scheduler(BlockPool(32), Limits(context_len=256, vocab_size=VOCABULARY))
-    engine = Engine(scheduler, SyntheticRunner(), list, SessionSpans(), meet_ranks=meet)
+    engine = Engine(scheduler, SyntheticRunner(), list, SessionSpans(), ranks=ranks)
     engine.start()
     with pytest.raises(RankLostError, match="rank 1 is gone"):
         engine.finished.result(timeout=60)
-    assert met == [0, 1]
+    assert ranks.met == 2

@@ -2,11 +2,11 @@
 
 Two verify workers are up: one is split over the two nodes of a Ray cluster that is simulated on
 this machine, the other is whole. Its rank on the far node is killed (SIGKILL) or stopped (SIGSTOP)
-in the midst of steps. Streams go on at the other worker; the group starts anew and serves again.
+while it waits in a sum in the midst of a step (`mid_step_worker`). Streams go on at the other
+worker; the group starts anew and serves again.
 """
 
 import asyncio
-import os
 import signal
 import statistics
 import tempfile
@@ -18,6 +18,7 @@ from pathlib import Path
 from bench.cluster import Cluster, Size
 from bench.failover import LETTERS, Streams, Trial
 from bench.failover import Settings as StreamSettings
+from bench.mid_step_worker import LOST, hit_in_mid_step
 from bench.ray_nodes import events, placed, two_nodes
 from bench.report import Bar, Report, progress
 from bench.rounds import Spread
@@ -28,7 +29,7 @@ from outrider.local.commands import StackSettings
 
 SPLIT, WHOLE = "verify-1", "verify-2"
 KILLED, STOPPED = "rank killed", "rank stopped"
-POLL_S = 0.05
+POLL_S, HIT_POLL_S = 0.05, 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +48,25 @@ class Settings:
 class RankTrial(Trial):
     """Loses a rank at a time, and times what follows."""
 
-    def __init__(self, cluster: Cluster, streams: Streams) -> None:
+    def __init__(self, cluster: Cluster, streams: Streams, fault: Path) -> None:
+        """`fault` is where the split worker looks in mid-step."""
         super().__init__(cluster, streams)
         self.back_s: dict[str, list[float]] = {KILLED: [], STOPPED: []}
-        self._workers = cluster
+        self._workers, self._fault = cluster, fault
 
     async def rank(self, what: str) -> None:
         """Lose the rank on the far node, and wait until the worker has a new group."""
         log = self._workers.run_dir / f"{SPLIT}.log"
         serving = len(events(log, "serving"))
         victims = await self._on(SPLIT)
+        number = signal.SIGKILL if what == KILLED else signal.SIGSTOP
+        lost = len(events(log, LOST))
+        hit_in_mid_step(self._fault, placed(log)[1].pid, number)
+        while True:
+            await asyncio.sleep(HIT_POLL_S)
+            if not self._fault.exists():
+                break
         since = time.monotonic()
-        os.kill(placed(log)[1].pid, signal.SIGKILL if what == KILLED else signal.SIGSTOP)
         timing = asyncio.create_task(self._time(what, victims, since))
         while True:
             await asyncio.sleep(POLL_S)
@@ -68,6 +76,8 @@ class RankTrial(Trial):
         progress(f"{what}: back after {self.back_s[what][-1]:.1f} s")
         await timing
         await self._workers.ready()
+        collectives = [entry["collective"] for entry in events(log, LOST)[lost:]]
+        assert collectives == [2], f"it was to be lost in a step's second sum: {collectives}"
 
 
 async def measure(settings: Settings, model: Path, ray_address: str) -> Report:
@@ -76,17 +86,20 @@ async def measure(settings: Settings, model: Path, ray_address: str) -> Report:
         *("--tensor-parallel-size", "2", "--ray-address", ray_address),
         *("--ray-strategy", "spread", "--rank-timeout-s", str(settings.rank_timeout_s)),
     )
-    paced = ("bench.paced_worker", str(settings.pace_s))
+    fault, pace = model.parent / "fault", str(settings.pace_s)
     cluster = Cluster(
         StackSettings(model=str(model), threads=1, verify_flags=("--forward", "lean")),
         size=Size(coordinators=1, draft_workers=1),
-        stand_ins={SPLIT: (*paced, *flags), WHOLE: paced},
+        stand_ins={
+            SPLIT: ("bench.mid_step_worker", pace, str(fault), *flags),
+            WHOLE: ("bench.paced_worker", pace),
+        },
         report=progress,
     )
     load = StreamSettings(sessions=settings.sessions, new_tokens=settings.new_tokens)
     async with cluster:
         streams = Streams(cluster, load, LETTERS)
-        trial = RankTrial(cluster, streams)
+        trial = RankTrial(cluster, streams, fault)
         running = asyncio.create_task(streams.run())
         try:
             for _ in range(settings.faults):

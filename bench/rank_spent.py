@@ -16,6 +16,8 @@ from multiprocessing import sharedctypes
 from typing import Any
 
 from outrider.model.parallel.group import RankGroup
+from outrider.model.parallel.member import Answer, Member
+from outrider.model.parallel.messages import Order
 
 # Arrivals that are kept of each rank; a step has some hundred at most.
 _KEPT = 4096
@@ -80,12 +82,14 @@ class Spent:
     seconds: dict[str, float] = field(default_factory=dict)
     messages: list[bytes] = field(default_factory=list)
     left: list[tuple[int, float, float]] = field(default_factory=list)
+    ran_s: float = 0.0
 
     def clear(self) -> None:
         """Begin anew."""
         self.seconds.clear()
         self.messages.clear()
         self.left.clear()
+        self.ran_s = 0.0
 
     def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """The call, its time added up."""
@@ -110,6 +114,25 @@ class Spent:
 
         untyped: Any = group
         untyped.send = kept
+
+    def watch_runs(self, member: Member) -> None:
+        """Time its part of steps, from the message on to the answer."""
+        run = member.run
+
+        def timed(order: Order) -> Answer | None:
+            began_s = time.perf_counter()
+            try:
+                return run(order)
+            finally:
+                self.ran_s += time.perf_counter() - began_s
+
+        untyped: Any = member
+        untyped.run = timed
+
+    @property
+    def computed_s(self) -> float:
+        """Seconds in which rank 0 ran its part of steps and was in no collective."""
+        return self.ran_s - sum(left_s - came_s for _, came_s, left_s in self.left)
 
     def note_left(self, number: int, came_s: float, left_s: float) -> None:
         """For `Arrivals.watched` on rank 0."""

@@ -1,10 +1,12 @@
 """What it costs to split a target over ranks on this machine, and where the time goes.
 
-Tokens are compared on the model itself, times taken on one of the same size with eight heads. The
-same sessions take plain steps on one rank with one thread, on one rank with two, and on two
-ranks with one thread each; the sides take turns. What rank 0 spends in the connection is timed
-there: control is the message of a step, encoded, sent and (by the others) decoded; of each sum
-and gather the wait for the other rank is told from the sum itself (`rank_spent`).
+Seeded texts with drafts are compared on the model itself, times taken on one of the same size with
+eight heads. The same sessions take plain steps on one rank with one thread, on one rank with two,
+and on two ranks with one thread each; the sides take turns. What rank 0 spends in the connection is
+timed there: control is the message of a step, encoded, sent and (by the others) decoded; of each
+sum and gather the wait for the other rank is told from the sum itself (`rank_spent`). Its own
+compute is what it runs of a step outside of these. Each part is timed by itself, so that what
+they leave of a step shows whether one is missing.
 """
 
 import os
@@ -29,6 +31,7 @@ from bench.rank_memory import memory_report
 from bench.rank_overlap import overlap_report
 from bench.rank_rows import rows_report
 from bench.rank_spent import Arrivals, Spent
+from bench.rank_texts import margins, requests_of, say
 from bench.report import Bar, Report, progress
 from bench.rounds import Spread, alternate, ratios
 from bench.tiny import write_model
@@ -50,7 +53,8 @@ CONTROL_MOST_S = 0.001
 # Logits of one rank and of several, relative to the largest: in float32, and of packed weights,
 # whose products are rounded to bfloat16.
 LOGITS_MOST, PACKED_MOST = 1e-4, 0.1
-# A near tie of packed weights, in logits.
+# A near tie in scores: of sums in another order, and of packed weights.
+TIE_MOST = 1e-3
 MARGIN_MOST = 0.5
 
 
@@ -67,7 +71,8 @@ class Settings:
     prompt_tokens: int = setting(32, at_least=1, help="Tokens of a prompt.")
     steps: int = setting(8, at_least=1, help="Steps of a turn.")
     rounds: int = setting(7, at_least=2, help="Turns of each side.")
-    new_tokens: int = setting(32, at_least=1, help="Tokens of each compared completion.")
+    requests: int = setting(100, at_least=8, help="Seeded requests that are compared, 8 at once.")
+    new_tokens: int = setting(16, at_least=1, help="Tokens of each compared completion.")
     cache: str = setting(CACHE, help="Directory for the embedded model.")
     bar: bool = setting(False, help="Exit with 1 when a bar is not met.")
 
@@ -140,6 +145,7 @@ class Sides:
         model: Any = split.model
         self.group: RankGroup = model._member.group
         self.spent.watch(self.group)
+        self.spent.watch_runs(model._member)
         encode = self.spent.timed("encode", messages.encode)
         stack.enter_context(mock.patch.object(leader, "encode", encode))
         self._settings = settings
@@ -184,6 +190,7 @@ class Sides:
             messages.decode(message)
         decoded = time.perf_counter() - began
         return {
+            "compute": self.spent.computed_s,
             "encode": spent["encode"],
             "send": spent["send"],
             "decode": decoded,
@@ -199,45 +206,40 @@ class Compared:
     """What `compare_ranks` ranks say and what one says.
 
     `apart`: logits, relative to the largest. `margins`: by how much one rank prefers its token
-    where a text first differs, in logits.
+    where a text first differs, in scores. `accepted`: tokens of drafts that several ranks took.
     """
 
     apart: float
     texts: int
     margins: tuple[float, ...]
+    accepted: int
 
     def bar(self, ranks: int, *, packed: bool) -> Bar:
         """Plain products are the same but for the order of sums; packed ones are rounded."""
         said = f"logits {self.apart:.1e} apart, {self.texts - len(self.margins)} of {self.texts} "
-        said += "texts the same"
+        said += f"seeded texts the same, {self.accepted} drafted tokens in them"
         if self.margins:
             said += f", others part at a margin of at most {max(self.margins):.2g}"
-        met = self.apart < LOGITS_MOST and not self.margins
-        if packed:
-            met = self.apart < PACKED_MOST and max(self.margins, default=0.0) < MARGIN_MOST
+        logits, tie = (PACKED_MOST, MARGIN_MOST) if packed else (LOGITS_MOST, TIE_MOST)
+        met = self.apart < logits and max(self.margins, default=0.0) < tie and self.accepted > 0
         return Bar(f"{ranks} ranks say what one says", met, said)
 
 
 def compare(path: str, settings: Settings, stack: ExitStack) -> Compared:
-    """Logits and greedy tokens of one rank and of `compare_ranks` ranks."""
+    """Logits and seeded texts with drafts of one rank and of `compare_ranks` ranks."""
     one, several = engine_of(path, 1, stack), engine_of(path, settings.compare_ranks, stack)
-    chance = random.Random(1)
-    vocabulary = min(one.model.vocab_size, 20_000)
-    prompts = [[chance.randrange(vocabulary) for _ in range(24)] for _ in range(8)]
-    logits = [_logits(engine.model, prompts[0]) for engine in (one, several)]
+    requests = requests_of(settings.requests, min(one.target.token_count, 20_000))
+    prompt = [token for request in requests for token in request.prompt][:24]
+    logits = [_logits(engine.model, prompt) for engine in (one, several)]
     apart = float((logits[0] - logits[1]).abs().max() / logits[0].abs().max())
-    said = [engine.complete(prompts, settings.new_tokens).token_ids for engine in (one, several)]
+    plain = say(one.target, requests, settings.new_tokens)
+    own, other = (
+        say(engine.target, requests, settings.new_tokens, plain.texts) for engine in (one, several)
+    )
     assert isinstance(several.model, ParallelModel)
     several.model.stop()
-    margins = []
-    for prompt, text, other in zip(prompts, *said, strict=True):
-        place = next(
-            (i for i, pair in enumerate(zip(text, other, strict=True)) if len({*pair}) > 1), None
-        )
-        if place is not None:
-            row = _logits(one.model, [*prompt, *text[:place]])[-1]
-            margins.append(float(row[text[place]] - row[other[place]]))
-    return Compared(apart, len(prompts), tuple(margins))
+    found = tuple(margins(one.target, requests, own.texts, other.texts))
+    return Compared(apart, len(requests), found, other.accepted)
 
 
 def _logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
@@ -249,20 +251,20 @@ def _logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
 
 
 def parts_of(turns: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Seconds of rank 0 by turn, split so that they add up to the step.
+    """Seconds of rank 0 by turn; each is timed by itself, and together they make a step.
 
     What another rank does to read a message is part of rank 0's waiting, not of its own time.
     """
     shown = {
+        "own compute": "compute",
         "rank 0 waits in collectives": "waiting",
         "collectives themselves": "summing",
         "control: encode": "encode",
         "control: send": "send",
     }
     spent = {name: [turn[key] for turn in turns] for name, key in shown.items()}
-    own = [turn["model"] - sum(turn[key] for key in shown.values()) for turn in turns]
     other = [turn["step"] - turn["model"] for turn in turns]
-    return {"own compute": own, **spent, "plan, decide, apply": other}
+    return {**spent, "plan, decide, apply": other}
 
 
 def step_report(settings: Settings, sides: Sides) -> Report:

@@ -18,6 +18,7 @@ import pytest_asyncio
 import torch
 
 from bench.cluster import Cluster, Size
+from bench.mid_step_worker import LOST, hit_in_mid_step
 from bench.ray_nodes import all_taken, events, placed, two_nodes
 from bench.tiny import write_model
 from outrider.client import AsyncClient, Completion
@@ -151,11 +152,15 @@ def alive(process: psutil.Process) -> bool:
 
 @dataclass(frozen=True)
 class Stack:
-    """A worker over both nodes, one that is whole, and what is said while nothing breaks."""
+    """A worker over both nodes, one that is whole, and what is said while nothing breaks.
+
+    `fault` is where the split worker looks in the midst of its steps, as `bench.mid_step_worker`.
+    """
 
     cluster: Cluster
     client: AsyncClient
     expected: Sequence[Completion]
+    fault: Path
 
     @property
     def log(self) -> Path:
@@ -214,7 +219,9 @@ class Stack:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(ray_address: str, model: Path) -> AsyncIterator[Stack]:
+async def stack(
+    ray_address: str, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stack]:
     split = ("--tensor-parallel-size", "2", "--ray-address", ray_address)
     spread = ("--ray-strategy", "spread", "--rank-timeout-s", "2")
     settings = StackSettings(
@@ -223,15 +230,19 @@ async def stack(ray_address: str, model: Path) -> AsyncIterator[Stack]:
         k="fixed:3",
         verify_flags=("--forward", "lean", "--kv-memory", "4MiB", "--no-calibrate"),
     )
-    pace = ("bench.paced_worker", "0.03")
+    fault = tmp_path_factory.mktemp("fault") / "fault"
+    pace = "0.03"
     cluster = Cluster(
         settings,
         size=Size(coordinators=1, draft_workers=1),
-        stand_ins={SPLIT: (*pace, *split, *spread), WHOLE: pace},
+        stand_ins={
+            SPLIT: ("bench.mid_step_worker", pace, str(fault), *split, *spread),
+            WHOLE: ("bench.paced_worker", pace),
+        },
     )
     async with cluster, AsyncClient(cluster.addresses) as client:
         expected = await asyncio.gather(*(say(client, number) for number in range(SESSIONS)))
-        yield Stack(cluster, client, expected)
+        yield Stack(cluster, client, expected, fault)
 
 
 def actors() -> list[psutil.Process]:
@@ -245,13 +256,18 @@ def actors() -> list[psutil.Process]:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-async def test_sessions_go_on_when_a_rank_on_another_node_is_killed_or_stopped(
+async def test_sessions_go_on_when_a_rank_is_killed_or_stopped_in_mid_step(
     stack: Stack, fault: signal.Signals
 ) -> None:
     first, second = placed(stack.log)
     assert first.node != second.node
-    await stack.lose_group(partial(os.kill, second.pid, fault))
+    before = len(events(stack.log, LOST))
+    await stack.lose_group(partial(hit_in_mid_step, stack.fault, second.pid, fault))
+    assert not stack.fault.exists()
     assert not psutil.pid_exists(second.pid)
+    # It had the step's message and had been at its first sum: it was lost in the second.
+    (lost,) = events(stack.log, LOST)[before:]
+    assert lost["collective"] == 2
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,10 +53,46 @@ def test_the_same_collective_of_two_ranks_is_found_by_its_number(
     assert spent.collectives() == [Collective(2.0, 3.0), Collective(0.0, 1.0)]
 
 
-def test_parts_make_a_step_and_another_rank_s_decode_is_not_own_time() -> None:
+class Member:
+    """Stands for one rank's part: it computes, sums, computes, sums, computes."""
+
+    def __init__(self, pass_s: Callable[[float], None], wait: Callable[[], None]) -> None:
+        self._pass_s, self._wait = pass_s, wait
+
+    def run(self, _: Any) -> str:
+        for seconds in (1.0, 2.0):
+            self._pass_s(seconds)
+            self._wait()
+        self._pass_s(4.0)
+        return "answer"
+
+
+def test_own_compute_is_what_is_run_outside_of_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    def pass_s(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    monkeypatch.setattr("bench.rank_spent.time.perf_counter", lambda: now_s)
+    monkeypatch.setattr(RankGroup, "_wait", lambda _, start: start())
+    spent = Spent(Arrivals(1))
+    wait = spent.arrivals.watched(spent.note_left)
+    group = RankGroup(0, 1, None, None, torch.device("cpu"), Limits())
+    member: Any = Member(pass_s, lambda: wait(group, lambda: pass_s(100.0)))
+    spent.watch_runs(member)
+    for _ in range(2):
+        spent.clear()
+        assert member.run(None) == "answer"
+        pass_s(50.0)
+        assert (spent.computed_s, spent.ran_s) == (7.0, 207.0)
+
+
+def test_another_rank_s_decode_is_no_part_of_a_step() -> None:
     turn = {
         "step": 100.0,
         "model": 90.0,
+        "compute": 57.0,
         "encode": 1.0,
         "send": 2.0,
         "decode": 7.0,
@@ -63,7 +100,6 @@ def test_parts_make_a_step_and_another_rank_s_decode_is_not_own_time() -> None:
         "summing": 10.0,
     }
     parts = parts_of([turn])
-    assert parts["own compute"] == [57.0]
     assert sum(seconds for (seconds,) in parts.values()) == 100.0
 
 

@@ -1,5 +1,6 @@
 """A target that is split: all ranks load, agree, and run the steps of one worker."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.cli import main
 from outrider.errors import ConfigError, InternalError, RankLostError, UnsupportedModelError
 from outrider.messages import Draft, Endings, SamplingParams, SpeculationOptions
 from outrider.model.blocks import BlockTable
@@ -18,7 +22,7 @@ from outrider.model.parallel.leader import ParallelModel
 from outrider.model.parallel.shards import Shard, load_shard
 from outrider.model.tensors import unpacked
 from tests.support.gguf_files import LINEARS, Shape, write_llama
-from tests.support.models import CONTEXT, save_model
+from tests.support.models import CONTEXT, save_model, save_tokenizer
 from tests.support.ranks import ForkedRanks, page_bytes
 from verify_worker import ranks as ranks_module
 from verify_worker.config import Settings
@@ -123,6 +127,47 @@ def test_a_split_target_is_what_the_plan_says_and_says_what_a_whole_one_says(mod
         assert found.hidden.shape == (len(found.verdict.token_ids), 32)
         pair = unpacked(found.hidden), unpacked(expected.hidden)
         torch.testing.assert_close(*pair, rtol=0.02, atol=0.02)
+
+
+@pytest.fixture(scope="module")
+def like_70b(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads and ratios of Llama 3 70B, with heads of 4, two layers and few tokens."""
+    torch.manual_seed(0)
+    config: Any = LlamaConfig(
+        hidden_size=64 * 4,
+        intermediate_size=64 * 4 * 7 // 2,
+        num_hidden_layers=2,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=4,
+        vocab_size=256 + 16,
+        max_position_embeddings=CONTEXT,
+    )
+    where = tmp_path_factory.mktemp("like-70b")
+    LlamaForCausalLM(config).save_pretrained(where)
+    save_tokenizer(where)
+    return where
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_what_is_printed_for_the_shape_of_70b_is_allocated(like_70b: Path, size: int) -> None:
+    flags = ("--tensor-parallel-size", f"{size}", "--gpu-memory", "4MiB", "--dtype", "float32")
+    printed = CliRunner().invoke(main, ["plan", "--model", str(like_70b), *flags, "--json"])
+    plan = json.loads(printed.stdout)
+    memory = str(plan["ranks"][0]["kv_bytes"])
+    ranks = ForkedRanks()
+    # So many that their contexts hold all blocks.
+    fields = {"tensor_parallel_size": size, "max_sessions": 256}
+    with loaded(like_70b, ranks, kv_memory=memory, **fields) as target:
+        assert len(target.reports) == size
+        for name in ("weights_bytes", "block_bytes"):
+            assert [rank[name] for rank in plan["ranks"]] == [
+                getattr(report, name) for report in target.reports
+            ]
+        assert target.model.pool.total == plan["kv_blocks"]
+        assert allocated(target, ranks) == [
+            rank["block_bytes"] * plan["kv_blocks"] for rank in plan["ranks"]
+        ]
 
 
 def test_a_split_gguf_file_stays_packed_and_is_what_the_plan_says(tmp_path: Path) -> None:

@@ -357,6 +357,6 @@ def run(settings: Settings) -> None:
         "beside": beside.figures,
         "logits_apart": compared.apart,
     }
-    report.bars += loading.bars
+    report.bars += [*beside.bars, *loading.bars]
     report.print()
     report.exit(enforce=settings.bar)

@@ -8,6 +8,7 @@ removed, which ends all of them, and a new one is made.
 
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ _STORE_BYTES = 128 * 2**20
 # How long is waited for what Ray knows of a rank that is lost.
 _CAUSE_S = 1.0
 _CONNECT_S = 5.0
+# How often it is seen whether further nodes have joined.
+_LOOK_S = 0.25
 _NODE_LABEL = "ray.io/node-id"
 T = TypeVar("T")
 
@@ -118,7 +121,7 @@ class RayRanks:
             ConfigError: there are too few resources, with the figures.
         """
         cluster = self._cluster
-        self._check_resources()
+        self._await_resources()
         here = ray.get_runtime_context().get_node_id()
         self._group = placement_group(
             [cluster.resources] * cluster.size,
@@ -199,8 +202,24 @@ class RayRanks:
         kind = RankActor if rank else HoldingActor
         return ray.remote(kind).options(**options).remote()
 
+    def _await_resources(self) -> None:
+        """Refuse what can't be: at once, or where nodes may still join, after `start_s`."""
+        cluster, said = self._cluster, False
+        until_s = time.monotonic() + cluster.start_s
+        while True:
+            try:
+                return self._check_resources()
+            except ConfigError as error:
+                may_come = cluster.address and cluster.strategy == SPREAD
+                if not may_come or time.monotonic() >= until_s:
+                    raise
+                if not said:
+                    self._log.info("waiting for nodes", missing=error.message)
+                said = True
+            time.sleep(_LOOK_S)
+
     def _check_resources(self) -> None:
-        """Refuse at once what can never be."""
+        """Refuse what can't be with the nodes that are there."""
         (name, each), *_ = self._cluster.resources.items()
         nodes = [node for node in ray.nodes() if node["Alive"]]
         here = ray.get_runtime_context().get_node_id()

@@ -94,7 +94,7 @@ async def test_what_can_not_start_is_told_with_its_cause(ray_address: str) -> No
     told = await refusal(address=ray_address)
     assert "too few resources for 2 ranks of 1 CPU each on this host" in told
     assert "(this host): 1 CPU" in told
-    told = await refusal(address=ray_address, strategy="spread", cpus=2)
+    told = await refusal(address=ray_address, strategy="spread", cpus=2, start_s=1.0)
     assert "too few resources for 2 ranks of 2 CPU each on the cluster" in told
     with all_taken(ray_address):
         # As a stranger: that one is connected from this process.
@@ -102,6 +102,32 @@ async def test_what_can_not_start_is_told_with_its_cause(ray_address: str) -> No
     assert "no room for 2 ranks of 1 CPU each on the cluster within 1 s" in told
     assert "no Ray at 127.0.0.1:9: " in await refusal(address="127.0.0.1:9")
     assert "is not HOST:PORT" in await refusal(address="ray://there")
+
+
+async def test_nodes_that_join_later_are_waited_for(
+    ray_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_of_them, seen = ray_group.ray.nodes, []
+
+    def nodes() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = all_of_them()
+        here = ray_group.ray.get_runtime_context().get_node_id()
+        seen.append(len(found))
+        return [node for node in found if len(seen) > 2 or node["NodeID"] == here]
+
+    monkeypatch.setattr(ray_group.ray, "nodes", nodes)
+
+    def place() -> torch.device:
+        ranks = RayRanks.connect(
+            ray_group.Cluster(size=2, address=ray_address, strategy="spread", start_s=60.0)
+        )
+        try:
+            return ranks.place()
+        finally:
+            ranks.close()
+
+    assert await asyncio.to_thread(place) == torch.device("cpu")
+    assert len(seen) == 3
 
 
 def crowded(address: str) -> str:

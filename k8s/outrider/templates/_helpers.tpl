@@ -166,6 +166,9 @@ type: Recreate
 {{- if .settings.ray.enabled }}
 - "--tensor-parallel-size={{ mul .settings.ray.hosts .settings.ray.ranksPerHost }}"
 - "--ray-address=127.0.0.1:6379"
+{{- if and (gt (int .settings.ray.hosts) 1) (not (hasKey .settings.flags "ray-strategy")) }}
+- "--ray-strategy=spread"
+{{- end }}
 {{- end }}
 {{- end }}
 {{- if eq .part "draft" }}
@@ -269,7 +272,7 @@ readinessProbe:
   {{- if and (eq .part "verify") .settings.ray.enabled }}
   command: [/bin/sh, -ec]
   args:
-    - {{ include "outrider.rayStart" (dict "how" "--head --port=6379") }} && exec "$@"
+    - {{ include "outrider.rayStart" (dict "how" `--head --port=6379 --system-config='{"worker_niceness":0}'`) }} && exec "$@"
     - outrider
     - outrider
     {{- include "outrider.args" . | nindent 4 }}

@@ -223,10 +223,10 @@ def join_ranks(
 
 def _share_heads(module: Any, plan: Mapping[str, Split], size: int) -> None:
     """Tell attention how many of its rank's heads read one head of keys and values."""
-    splits = [split for name, split in plan.items() if name.endswith(("q_proj", "k_proj"))]
-    if not splits:
+    units = {name.rpartition(".")[2]: split.units for name, split in plan.items()}
+    if "q_proj" not in units or "k_proj" not in units:
         return
-    heads, kv_heads = (max(split.units // size, 1) for split in splits[:2])
+    heads, kv_heads = (max(units[name] // size, 1) for name in ("q_proj", "k_proj"))
     for child in module.modules():
         if hasattr(child, "num_key_value_groups"):
             child.num_key_value_groups = heads // kv_heads

@@ -67,7 +67,8 @@ def _accept(store: Any, size: int, address: str, start_s: float) -> list[socket.
     secret = secrets.token_bytes(_SECRET_BYTES)
     found: list[socket.socket] = []
     until_s = time.monotonic() + start_s
-    with socket.create_server((address, 0), backlog=size) as server:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family, backlog=size) as server:
         port = server.getsockname()[1]
         store.set(_KEY, f"{address} {port} {secret.hex()}")
         try:

@@ -1,5 +1,6 @@
 """Verify workers on several hosts: what KubeRay makes of the pods that the chart gives it."""
 
+import shlex
 from collections.abc import Callable
 
 import pytest
@@ -45,6 +46,19 @@ def test_ranks_are_probed_where_they_listen(rendered: Render) -> None:
             assert rank[f"{kind}Probe"]["tcpSocket"] == {"port": "ray-node"}
         liveness = rank["livenessProbe"]
         assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 60
+
+
+def test_ranks_are_spread_over_the_hosts_and_yield_to_nobody(rendered: Render) -> None:
+    for cluster in rendered("kuberay").of("RayCluster"):
+        (head,) = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+        assert head["args"].count("--ray-strategy=spread") == 1
+        script = head["args"][0]
+        assert script.startswith("ray start --head ")
+        assert '--system-config={"worker_niceness":0}' in shlex.split(script)
+    chosen = rendered_with("kuberay", verify={"flags": {"ray-strategy": "pack"}})
+    for cluster in chosen.of("RayCluster"):
+        (head,) = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+        assert [arg for arg in head["args"] if "ray-strategy" in arg] == ["--ray-strategy=pack"]
 
 
 def test_an_upgrade_makes_the_pods_anew(rendered: Render) -> None:

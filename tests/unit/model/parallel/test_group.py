@@ -83,7 +83,8 @@ def test_reports_come_to_rank_0(groups: list[RankGroup]) -> None:
         groups[0].collect(b"r" * 5000)
 
 
-def test_who_does_not_know_the_secret_is_no_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_who_does_not_know_the_secret_is_no_rank(tmp_path: Path, address: str) -> None:
     store = FileStore(str(tmp_path / "store"), 2)
 
     def stranger_then_rank() -> Wires:
@@ -91,10 +92,10 @@ def test_who_does_not_know_the_secret_is_no_rank(tmp_path: Path) -> None:
         with socket.create_connection((host, int(port))) as stranger:
             stranger.sendall(b"x" * 16)
             assert stranger.recv(1) == b""
-        return Wires.meet(store, 1, 2, "127.0.0.1", 30.0)
+        return Wires.meet(store, 1, 2, address, 30.0)
 
     with ThreadPoolExecutor(2) as threads:
-        leading = threads.submit(Wires.meet, store, 0, 2, "127.0.0.1", 30.0)
+        leading = threads.submit(Wires.meet, store, 0, 2, address, 30.0)
         own = threads.submit(stranger_then_rank).result()
         leading.result().send(b"hello", 30.0)
     assert own.receive(30.0) == b"hello"

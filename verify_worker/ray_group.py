@@ -121,14 +121,15 @@ class RayRanks:
             ConfigError: there are too few resources, with the figures.
         """
         cluster = self._cluster
-        self._await_resources()
+        until_s = time.monotonic() + cluster.start_s
+        self._await_resources(until_s)
         here = ray.get_runtime_context().get_node_id()
         self._group = placement_group(
             [cluster.resources] * cluster.size,
             strategy=STRATEGIES[cluster.strategy],
             bundle_label_selector=[{_NODE_LABEL: here}, *({} for _ in range(cluster.size - 1))],
         )
-        if not self._group.wait(cluster.start_s):
+        if not self._group.wait(max(until_s - time.monotonic(), _LOOK_S)):
             self.clear()
             self._check_resources()  # a node may have gone meanwhile
             raise ConfigError(
@@ -202,10 +203,9 @@ class RayRanks:
         kind = RankActor if rank else HoldingActor
         return ray.remote(kind).options(**options).remote()
 
-    def _await_resources(self) -> None:
-        """Refuse what can't be: at once, or where nodes may still join, after `start_s`."""
+    def _await_resources(self, until_s: float) -> None:
+        """Refuse what can't be: at once, or where nodes may still join, at `until_s`."""
         cluster, said = self._cluster, False
-        until_s = time.monotonic() + cluster.start_s
         while True:
             try:
                 return self._check_resources()

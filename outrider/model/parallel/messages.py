@@ -1,4 +1,4 @@
-"""What rank 0 tells the others each step: one message of a few hundred bytes a session.
+"""What rank 0 tells the others each step: one message, of 4 bytes for each token, block and row.
 
 Layout, little endian: a header of eight int32, then int32 numbers (every segment's figures,
 tokens, blocks and parents; moves; rows), then keys of noise as uint64 and temperatures as

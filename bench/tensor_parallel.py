@@ -53,8 +53,7 @@ CONTROL_MOST_S = 0.001
 # Logits of one rank and of several, relative to the largest: in float32, and of packed weights,
 # whose products are rounded to bfloat16.
 LOGITS_MOST, PACKED_MOST = 1e-4, 0.1
-# A near tie in scores: of sums in another order, and of packed weights.
-TIE_MOST = 1e-3
+# A near tie of packed weights, in scores.
 MARGIN_MOST = 0.5
 
 
@@ -220,8 +219,10 @@ class Compared:
         said += f"seeded texts the same, {self.accepted} drafted tokens in them"
         if self.margins:
             said += f", others part at a margin of at most {max(self.margins):.2g}"
-        logits, tie = (PACKED_MOST, MARGIN_MOST) if packed else (LOGITS_MOST, TIE_MOST)
-        met = self.apart < logits and max(self.margins, default=0.0) < tie and self.accepted > 0
+        met = self.apart < LOGITS_MOST and not self.margins
+        if packed:
+            met = self.apart < PACKED_MOST and max(self.margins, default=0.0) < MARGIN_MOST
+        met = met and self.accepted > 0
         return Bar(f"{ranks} ranks say what one says", met, said)
 
 
